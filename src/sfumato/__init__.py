@@ -1,0 +1,1 @@
+"""Sfumato: synthetic images from private ones, with a guarantee that follows from how the data was touched."""

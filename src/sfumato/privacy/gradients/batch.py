@@ -1,0 +1,60 @@
+"""What a loss is evaluated on: rows of images, labels, keyed draws and the record's own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from sfumato.privacy.randomness import Draws
+
+Loss = Callable[..., Tensor]
+"""``loss(model, images, labels, random)`` or, with private state, ``loss(model, images, labels, random, state)``:
+one number per row. Row i's number may depend on row i, the model, row i's draws and row i's state; on no other row."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``units * rows_per_unit`` rows, the rows of a unit side by side.
+
+    A unit has several rows when it is a person with several images or when a loss is averaged over several draws.
+    ``weights`` ``[units, rows_per_unit]`` says how: a unit's loss is the weighted sum of its rows' losses. Units with
+    fewer images are filled up with rows of weight 0.
+    """
+
+    images: Tensor
+    labels: Tensor
+    random: Draws
+    weights: Tensor
+    state: Tensor | None = None
+
+    @property
+    def units(self) -> int:
+        return self.weights.shape[0]
+
+    @property
+    def rows_per_unit(self) -> int:
+        return self.weights.shape[1]
+
+    def take(self, start: int, stop: int) -> Batch:
+        """The units ``start`` to ``stop``."""
+        k = self.rows_per_unit
+        rows = slice(start * k, stop * k)
+        return self._rows(rows, self.weights[start:stop])
+
+    def select(self, units: Tensor) -> Batch:
+        """These units, by index."""
+        k = self.rows_per_unit
+        offsets = units.new_tensor(range(k))
+        return self._rows((units[:, None] * k + offsets).flatten(), self.weights[units])
+
+    def _rows(self, rows: slice | Tensor, weights: Tensor) -> Batch:
+        state = None if self.state is None else self.state[rows]
+        return Batch(self.images[rows], self.labels[rows], self.random[rows], weights, state)
+
+    def losses(self, loss: Loss, model: Any) -> Tensor:
+        """One number per row."""
+        arguments = (model, self.images, self.labels, self.random)
+        return loss(*arguments) if self.state is None else loss(*arguments, self.state)

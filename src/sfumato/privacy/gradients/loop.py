@@ -1,0 +1,38 @@
+"""The plain version of the contract: one unit at a time, in the open. The oracle for every faster one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.privacy.gradients.batch import Batch, Loss
+from sfumato.privacy.gradients.groups import Clip, groups_of
+
+MARGIN = 1e-6
+"""float32 rounds the scaled vector; the clip aims this much lower so that what is summed stays inside the ball."""
+
+
+def clipped_sum(model: nn.Module, loss: Loss, batch: Batch, clip: Clip) -> dict[str, Tensor]:
+    """Parameter name → sum over units of the clipped gradient, in float64. No units, no movement: zeros."""
+    groups = groups_of(model, clip)
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
+    for unit in range(batch.units):
+        one = batch.take(unit, unit + 1)
+        value = torch.where(one.weights.flatten() > 0, one.losses(loss, model) * one.weights.flatten(), 0.0).sum()
+        gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+        vectors = {
+            name: torch.zeros_like(total[name]) if g is None else g.detach().double()
+            for name, g in zip(parameters, gradients, strict=True)
+        }
+        norms = {
+            group: torch.sqrt(torch.stack([vectors[name].square().sum() for name in names]).sum())
+            for group, (_, names) in groups.items()
+        }
+        if not all(torch.isfinite(norm) for norm in norms.values()):
+            continue
+        for group, (bound, names) in groups.items():
+            factor = min(1.0, bound * (1.0 - MARGIN) / max(float(norms[group]), 1e-300))
+            for name in names:
+                total[name] += vectors[name] * factor
+    return total
