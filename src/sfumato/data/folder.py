@@ -30,7 +30,8 @@ class Folder:
         self.root = root
         self._real = os.path.realpath(root)
         self._choice = choice
-        folders, loose = [], []
+        folders: list[str] = []
+        loose: list[str] = []
         with os.scandir(root) as entries:
             for entry in entries:
                 if entry.name not in _LITTER:

@@ -103,7 +103,7 @@ def _decode(value: dict[str, object] | bytes | None, name: str, frame: Frame) ->
 
 
 def _plain(value: object) -> int | str | None:
-    return value if isinstance(value, str) or value is None else int(value)  # type: ignore[call-overload, no-any-return]
+    return value if isinstance(value, str) or value is None else int(value)  # type: ignore[call-overload]
 
 
 def _declared(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
