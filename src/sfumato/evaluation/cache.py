@@ -1,0 +1,70 @@
+"""Reference statistics, kept by content: the same images and the same feature network are looked at once.
+
+A cache entry is derived from private images, so it may not leave. Folder and files belong to the owner alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+
+from sfumato.evaluation.classifiers import Report, silent
+from sfumato.evaluation.features import FeatureNetwork, extract
+from sfumato.evaluation.fidelity import FeatureStatistics, statistics
+
+
+def default_folder() -> Path:
+    """The user's cache folder, outside every run's release."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sfumato" / "evaluation"
+
+
+def content_key(pixels: np.ndarray, network: FeatureNetwork) -> str:
+    """A hash of the pixels, their shape, and all that decides their features. Not a name, not a time, not a path."""
+    digest = hashlib.sha256()
+    digest.update(repr(("statistics 1", pixels.shape, str(pixels.dtype), network.hash, network.resize)).encode())
+    for start in range(0, len(pixels), 4096):
+        digest.update(np.ascontiguousarray(pixels[start : start + 4096]))
+    return digest.hexdigest()
+
+
+def cached_statistics(
+    network: FeatureNetwork,
+    pixels: np.ndarray,
+    *,
+    folder: Path | None,
+    device: str | torch.device = "cpu",
+    report: Report = silent,
+) -> FeatureStatistics:
+    """Statistics of these images, from the folder if they are there; ``folder=None`` neither reads nor writes."""
+    device = torch.device(device)
+    if folder is None:
+        return statistics(extract(network, pixels, device=device, report=report))
+    path = folder / f"{content_key(pixels, network)}.safetensors"
+    if path.exists():
+        tensors = {name: tensor.to(device) for name, tensor in load_file(path).items()}
+        if "mean" not in tensors:
+            return statistics(tensors["rows"])
+        return FeatureStatistics(int(tensors["count"]), tensors["mean"], tensors["covariance"], tensors["rows"])
+    found = statistics(extract(network, pixels, device=device, report=report))
+    tensors = {"rows": found.rows}
+    if found.count > len(found.rows):
+        # Otherwise the rows say it all, in less space than the covariance takes.
+        tensors |= {"mean": found.mean, "covariance": found.covariance, "count": torch.tensor(found.count)}
+    _write(path, save({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}))
+    return found
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.parent.chmod(0o700)
+    # mkstemp makes the file readable by its owner alone; the rename makes it whole or absent.
+    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    os.replace(name, path)

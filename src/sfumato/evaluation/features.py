@@ -1,0 +1,71 @@
+"""Feature networks: what FID, KID and precision look at instead of pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfumato.evaluation.classifiers import Report, silent
+
+
+@dataclass(frozen=True)
+class FeatureNetwork:
+    """A network from images (uint8 ``[B, C, H, W]``) to features ``[B, dimension]``, and the words that identify it.
+
+    Numbers of two networks compare only if their hashes are equal.
+    """
+
+    name: str
+    hash: str
+    dimension: int
+    resize: str
+    trained_on: str
+    module: nn.Module
+
+    def identity(self) -> dict[str, str | int]:
+        """What a result says about the network it was measured with."""
+        return {
+            "name": self.name,
+            "hash": self.hash,
+            "dimension": self.dimension,
+            "resize": self.resize,
+            "trained_on": self.trained_on,
+        }
+
+
+def extract(
+    network: FeatureNetwork,
+    pixels: np.ndarray,
+    *,
+    device: str | torch.device = "cpu",
+    batch: int | None = None,
+    report: Report = silent,
+) -> Tensor:
+    """Features of every image, float32 ``[N, dimension]``, on the device. A memory map is read batch by batch."""
+    device = torch.device(device)
+    batch = batch or (512 if device.type == "cuda" else 32)
+    module = network.module.to(device)
+    task = f"features ({network.name})"
+    parts = []
+    with torch.inference_mode(), full_precision():
+        for start in range(0, len(pixels), batch):
+            images = torch.tensor(np.asarray(pixels[start : start + batch]), device=device)
+            parts.append(module(images).float())
+            report(task, min(start + batch, len(pixels)), len(pixels))
+    return torch.cat(parts) if parts else torch.zeros(0, network.dimension, device=device)
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Convolutions in float32 proper: torch lets them round to TF32 on a GPU, and FID is compared across machines."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
