@@ -1,3 +1,5 @@
-from sfumato.data.images import Images, PrivateImages, PublicImages
+from sfumato.data.images import Images, PrivateImages, PublicImages, read
+from sfumato.data.problem import BadInput
+from sfumato.data.store import clear_cache
 
-__all__ = ["Images", "PrivateImages", "PublicImages"]
+__all__ = ["BadInput", "Images", "PrivateImages", "PublicImages", "clear_cache", "read"]

@@ -4,21 +4,83 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from sfumato.data.frame import PIXEL_LIMIT, Colour, Crop, Frame
+from sfumato.data.reader import Format, Reading, read_kept
+from sfumato.data.source import Choice
+from sfumato.data.store import MEMORY_LIMIT
 from sfumato.privacy.records import PrivateRecords
 
 
 @dataclass(frozen=True)
 class Images:
     """What a reader returns: decoded pixels ``uint8 [N, C, H, W]`` (array or memory map), labels ``int64 [N]``,
-    the label set, and each image's person 0..P-1 when the data names persons."""
+    the label set, and each image's person 0..P-1 when the data names persons. ``set_aside`` says which records
+    were left out by skip_bad, and why; it is empty unless ``internal`` was asked for."""
 
     pixels: np.ndarray
     labels: np.ndarray
     classes: tuple[str, ...]
     persons: np.ndarray | None = None
+    set_aside: tuple[str, ...] = ()
+
+
+def read(
+    path: str | Path,
+    *,
+    size: int | tuple[int, int] | None = None,
+    crop: Crop | int = "centre",
+    colour: Colour | None = None,
+    classes: Sequence[str] | int | None = None,
+    labelled: bool = True,
+    unlabelled: Literal["refuse", "leave out"] = "refuse",
+    image_column: str | None = None,
+    label_column: str | None = None,
+    person_column: str | None = None,
+    split: str = "train",
+    format: Format | None = None,
+    skip_bad: bool = False,
+    infer_classes: bool = False,
+    internal: bool = False,
+    pixel_limit: int = PIXEL_LIMIT,
+    cache: str | Path | None = None,
+    memory_limit: int = MEMORY_LIMIT,
+) -> Images:
+    """Reads an image folder, npz, idx, parquet or a saved Hugging Face data set. Malformed input raises BadInput.
+
+    ``classes`` declares the label set, as names or a number. ``skip_bad`` sets bad records aside; ``internal`` puts
+    names and counts into errors and ``set_aside``. A collection above ``memory_limit`` bytes, or any when ``cache``
+    is given, is kept as a memory map in ``cache`` (the user's cache folder); ``clear_cache`` removes it.
+    ``infer_classes`` takes the label set from the data: for public collections only.
+    """
+    names = tuple(str(i) for i in range(classes)) if isinstance(classes, int) else classes
+    reading = Reading(
+        frame=Frame(size=size, crop=crop, colour=colour, pixel_limit=pixel_limit),
+        choice=Choice(
+            image_column=image_column,
+            label_column=label_column,
+            person_column=person_column,
+            labelled=labelled,
+            classes=None if names is None else tuple(names),
+            unlabelled=unlabelled,
+            split=split,
+        ),
+        format=format,
+        skip_bad=skip_bad,
+        infer_classes=infer_classes,
+    )
+    kept, label_set = read_kept(path, reading, internal=internal, cache=cache, memory_limit=memory_limit)
+    return Images(
+        pixels=kept.columns["pixels"],
+        labels=kept.columns["labels"],
+        classes=label_set,
+        persons=kept.columns.get("persons"),
+        set_aside=tuple(kept.facts["set_aside"]) if internal else (),
+    )
 
 
 class PublicImages(Images):
@@ -27,9 +89,55 @@ class PublicImages(Images):
     def __len__(self) -> int:
         return len(self.pixels)
 
+    @classmethod
+    def read(
+        cls,
+        path: str | Path,
+        *,
+        size: int | tuple[int, int] | None = None,
+        crop: Crop | int = "centre",
+        colour: Colour | None = None,
+        classes: Sequence[str] | int | None = None,
+        labelled: bool = True,
+        unlabelled: Literal["refuse", "leave out"] = "refuse",
+        image_column: str | None = None,
+        label_column: str | None = None,
+        person_column: str | None = None,
+        split: str = "train",
+        format: Format | None = None,
+        skip_bad: bool = False,
+        pixel_limit: int = PIXEL_LIMIT,
+        cache: str | Path | None = None,
+        memory_limit: int = MEMORY_LIMIT,
+    ) -> PublicImages:
+        """As ``read``; since nothing is private, errors name files and the label set may come from the data."""
+        found = read(
+            path,
+            size=size,
+            crop=crop,
+            colour=colour,
+            classes=classes,
+            labelled=labelled,
+            unlabelled=unlabelled,
+            image_column=image_column,
+            label_column=label_column,
+            person_column=person_column,
+            split=split,
+            format=format,
+            skip_bad=skip_bad,
+            infer_classes=True,
+            internal=True,
+            pixel_limit=pixel_limit,
+            cache=cache,
+            memory_limit=memory_limit,
+        )
+        return cls(found.pixels, found.labels, found.classes, found.persons, found.set_aside)
+
 
 class PrivateImages(PrivateRecords):
     """Images that need protection. Read them from files or wrap arrays; then only a Curator can ask about them."""
+
+    set_aside: tuple[str, ...] = ()
 
     @classmethod
     def from_arrays(
@@ -52,3 +160,155 @@ class PrivateImages(PrivateRecords):
             classes = ("all",)
         names = tuple(str(i) for i in range(classes)) if isinstance(classes, int) else tuple(classes)
         return cls(pixels, labels, classes=names, persons=persons, declared_size=declared_size)
+
+    @classmethod
+    def from_images(cls, images: Images, *, declared_size: int | None = None) -> PrivateImages:
+        """What ``read`` returned, put behind the door."""
+        private = cls(
+            images.pixels, images.labels, classes=images.classes, persons=images.persons, declared_size=declared_size
+        )
+        private.set_aside = images.set_aside
+        return private
+
+    @classmethod
+    def read(
+        cls,
+        path: str | Path,
+        *,
+        size: int | tuple[int, int] | None = None,
+        crop: Crop | int = "centre",
+        colour: Colour | None = None,
+        classes: Sequence[str] | int | None = None,
+        labelled: bool = True,
+        unlabelled: Literal["refuse", "leave out"] = "refuse",
+        image_column: str | None = None,
+        label_column: str | None = None,
+        person_column: str | None = None,
+        split: str = "train",
+        format: Format | None = None,
+        skip_bad: bool = False,
+        internal: bool = False,
+        pixel_limit: int = PIXEL_LIMIT,
+        cache: str | Path | None = None,
+        memory_limit: int = MEMORY_LIMIT,
+        declared_size: int | None = None,
+    ) -> PrivateImages:
+        """Any collection, as ``read`` takes it."""
+        found = read(
+            path,
+            size=size,
+            crop=crop,
+            colour=colour,
+            classes=classes,
+            labelled=labelled,
+            unlabelled=unlabelled,
+            image_column=image_column,
+            label_column=label_column,
+            person_column=person_column,
+            split=split,
+            format=format,
+            skip_bad=skip_bad,
+            internal=internal,
+            pixel_limit=pixel_limit,
+            cache=cache,
+            memory_limit=memory_limit,
+        )
+        return cls.from_images(found, declared_size=declared_size)
+
+    @classmethod
+    def from_folder(
+        cls,
+        path: str | Path,
+        *,
+        size: int | tuple[int, int] | None = None,
+        crop: Crop | int = "centre",
+        colour: Colour | None = None,
+        classes: Sequence[str] | None = None,
+        labelled: bool = True,
+        skip_bad: bool = False,
+        declared_size: int | None = None,
+    ) -> PrivateImages:
+        """An image folder: each class is a sub-folder, and the folders' names are the public label set."""
+        return cls.read(
+            path,
+            size=size,
+            crop=crop,
+            colour=colour,
+            classes=classes,
+            labelled=labelled,
+            skip_bad=skip_bad,
+            format="folder",
+            declared_size=declared_size,
+        )
+
+    @classmethod
+    def from_npz(
+        cls,
+        path: str | Path,
+        *,
+        size: int | tuple[int, int] | None = None,
+        colour: Colour | None = None,
+        classes: Sequence[str] | int | None = None,
+        labelled: bool = True,
+        declared_size: int | None = None,
+    ) -> PrivateImages:
+        """An npz file with arrays ``images``, ``labels`` and, if there are any, ``persons`` and ``classes``."""
+        return cls.read(
+            path,
+            size=size,
+            colour=colour,
+            classes=classes,
+            labelled=labelled,
+            format="npz",
+            declared_size=declared_size,
+        )
+
+    @classmethod
+    def from_idx(
+        cls,
+        path: str | Path,
+        *,
+        split: str = "train",
+        size: int | tuple[int, int] | None = None,
+        classes: Sequence[str] | int | None = None,
+        labelled: bool = True,
+        declared_size: int | None = None,
+    ) -> PrivateImages:
+        """A folder with idx files, plain or gzipped, as MNIST comes."""
+        return cls.read(
+            path, split=split, size=size, classes=classes, labelled=labelled, format="idx", declared_size=declared_size
+        )
+
+    @classmethod
+    def from_parquet(
+        cls,
+        path: str | Path,
+        *,
+        label_column: str = "label",
+        person_column: str | None = None,
+        split: str = "train",
+        size: int | tuple[int, int] | None = None,
+        crop: Crop | int = "centre",
+        colour: Colour | None = None,
+        classes: Sequence[str] | int | None = None,
+        labelled: bool = True,
+        unlabelled: Literal["refuse", "leave out"] = "refuse",
+        skip_bad: bool = False,
+        declared_size: int | None = None,
+    ) -> PrivateImages:
+        """Parquet in Hugging Face form, with a label column and an optional person column."""
+        return cls.read(
+            path,
+            label_column=label_column,
+            person_column=person_column,
+            split=split,
+            size=size,
+            crop=crop,
+            colour=colour,
+            classes=classes,
+            labelled=labelled,
+            unlabelled=unlabelled,
+            skip_bad=skip_bad,
+            format="parquet",
+            declared_size=declared_size,
+        )

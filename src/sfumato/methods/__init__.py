@@ -1,0 +1,7 @@
+"""The methods, one file each. Each sees a Curator, never the pixels."""
+
+from sfumato.methods.base import Method
+from sfumato.methods.dp_merf import DPMERF
+from sfumato.methods.registry import METHODS, find
+
+__all__ = ["DPMERF", "METHODS", "Method", "find"]

@@ -110,6 +110,11 @@ class Randomness:
         word = hashlib.blake2b(message, key=self._key, digest_size=8).digest()
         return int.from_bytes(word[:4], "little"), int.from_bytes(word[4:], "little")
 
+    def public_seed(self) -> int:
+        """A seed for torch's global generator, which draws what hides nothing: initial weights, latents, fakes."""
+        low, high = self._stream("public")
+        return low | (high & 0x7FFFFFFF) << 32
+
     def draws(self, rows: Tensor, draw: Tensor, *label: str | int) -> Draws:
         """Private-side draws for these row ids, in the stream of this label."""
         return Draws(self._stream("draws", *label), rows, draw)

@@ -38,7 +38,7 @@ class PrivateRecords:
             raise ValueError("there must be one label for each image; the two counts differ")
         if not classes:
             raise ValueError("the label set must name at least one class")
-        if len(labels) and not (0 <= int(labels.min()) and int(labels.max()) < len(classes)):
+        if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < len(classes)):
             raise ValueError(f"labels must be numbers 0 to {len(classes) - 1}, one for each declared class")
         if persons is not None and len(persons) != len(pixels):
             raise ValueError("there must be one person for each image; the two counts differ")

@@ -1,0 +1,186 @@
+"""What every method is: public parameters, a list of questions, networks fitted on the answers, a sampler."""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Self, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.methods.checkpoint import FolderCheckpoint
+from sfumato.privacy import AnyBudget, Counts, Curator, Ledger, NoisySums, Plan, PrivateRecords, Progress, Randomness
+from sfumato.privacy.answers import Tape
+from sfumato.release.card import make_card
+from sfumato.release.release import Release
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A way to learn a generator from noisy answers. Fields are public; private data enters ``fit`` alone.
+
+    A subclass says what it will ask (``spending``), what it releases (``build``), how it learns (``fit_networks``)
+    and how it draws (``generate``). The guarantee is none of its business: it follows from the ledger.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    variants: ClassVar[Mapping[str, str]] = {"certified": "the certified form"}
+    """Variant → one line about it. The first is what ``certified`` means."""
+    curator_type: ClassVar[type[Curator]] = Curator
+
+    variant: str = "certified"
+
+    def __post_init__(self) -> None:
+        if self.variant == "certified":
+            object.__setattr__(self, "variant", next(iter(self.variants)))
+        if self.variant not in self.variants:
+            raise ValueError(f"{self.name} has no variant {self.variant!r}; it has {', '.join(self.variants)}")
+
+    # What a method's author writes
+
+    @classmethod
+    @abstractmethod
+    def small(cls, variant: str = "certified") -> Self:
+        """A configuration that trains in about a second on a handful of tiny images, for tests and audits."""
+
+    @abstractmethod
+    def spending(self) -> tuple[NoisySums, ...]:
+        """Every question it will ask, with noise in proportion; calibration scales it to the budget."""
+
+    @abstractmethod
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        """The network that is released, with fresh random weights. Its state is the list of what may leave."""
+
+    @abstractmethod
+    def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
+        """Learn from the Curator's answers: the network to release, and noisy class counts if it asked for them."""
+
+    @abstractmethod
+    def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
+        """One image in 0..1 for each label, with torch's global generator, which is public here."""
+
+    # What follows from it
+
+    def parameters(self) -> dict[str, Any]:
+        """The public hyper-parameters, variant first."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def plan(self, budget: AnyBudget) -> Plan:
+        """What a run will spend under this budget. Touches no data."""
+        return Plan.calibrated(self.spending(), budget)
+
+    def fit(
+        self,
+        private: PrivateRecords,
+        budget: AnyBudget,
+        ledger: Ledger | str | Path | None = None,
+        *,
+        device: str | torch.device | None = None,
+        max_images_per_unit: int = 16,
+        checkpoint: FolderCheckpoint | None = None,
+        progress: Progress | None = None,
+        command: str | None = None,
+        seed: int | None = None,
+        tape: Tape | None = None,
+    ) -> Release:
+        """Learn from ``private`` within ``budget`` and return what may leave.
+
+        ``ledger`` is where the spending is written; without one it lives in memory and only the card remembers it.
+        A ``seed`` makes the run repeatable, for tests: its noise can be recomputed, so its card says ε = ∞.
+        """
+        if not isinstance(private, PrivateRecords):
+            raise TypeError(f"fit needs PrivateImages, not {type(private).__name__}")
+        plan = self.plan(budget)
+        randomness = Randomness(seed)
+        owned = not isinstance(ledger, Ledger)
+        book = ledger if isinstance(ledger, Ledger) else Ledger(ledger, limit=budget)
+        try:
+            if book.limit.delta != budget.delta or book.limit.unit != budget.unit:
+                raise ValueError(
+                    f"the ledger counts per {book.limit.unit} at δ {book.limit.delta:g}, the budget per {budget.unit} "
+                    f"at δ {budget.delta:g}; one ledger has one unit and one δ"
+                )
+            public_seed = randomness.public_seed()
+            if checkpoint and checkpoint.started:
+                run, public_seed = checkpoint.started
+            else:
+                run = book.start_run(method=self.name, variant=self.variant, seeded=randomness.seeded)
+                if checkpoint:
+                    checkpoint.start(run, public_seed)
+            curator = self.curator_type(
+                private,
+                plan,
+                book,
+                run=run,
+                randomness=randomness,
+                device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+                max_images_per_unit=max_images_per_unit,
+                checkpoint=checkpoint,
+                progress=progress,
+                tape=tape,
+            )
+            with torch.random.fork_rng():
+                torch.manual_seed(public_seed)
+                model, counts = self.fit_networks(curator)
+            device_name = str(curator.device)
+            curator.close()
+            card = make_card(
+                method=self.name,
+                paper=self.paper,
+                parameters=self.parameters(),
+                plan=plan,
+                ledger=book,
+                run=run,
+                randomness=randomness,
+                shape=private.shape,
+                classes=private.classes,
+                counts=None if counts is None else counts.values.tolist(),
+                declared_size=private.declared_size,
+                max_images_per_unit=max_images_per_unit,
+                device=device_name,
+                command=command,
+            )
+            return Release(self, model, card)
+        finally:
+            if owned:
+                book.close()
+
+    @classmethod
+    def configured(cls, settings: Mapping[str, Any]) -> Self:
+        """From ``key = value`` settings, as a command line or TOML file gives them; an unknown key is an error."""
+        hints = {field.name: get_type_hints(cls)[field.name] for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for key, value in settings.items():
+            if key not in hints:
+                near = difflib.get_close_matches(key, hints, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(hints))}"
+                raise ValueError(f"{cls.name} has no parameter {key!r}; {hint}")
+            values[key] = _convert(key, value, hints[key])
+        return cls(**values)
+
+
+def _convert(key: str, value: Any, kind: Any) -> Any:
+    """A setting as the field's type; text from a command line is read, anything that does not fit is refused."""
+    try:
+        if kind is bool:
+            if isinstance(value, bool):
+                return value
+            return {"true": True, "false": False}[str(value).lower()]
+        if kind is int and not isinstance(value, bool):
+            number = float(value)
+            if number == int(number):
+                return int(number)
+        elif kind is float and not isinstance(value, bool):
+            return float(value)
+        elif kind is str and isinstance(value, str):
+            return value
+    except (KeyError, ValueError, TypeError, OverflowError):
+        pass
+    raise ValueError(f"parameter {key!r} must be {getattr(kind, '__name__', kind)}, not {value!r}")

@@ -1,0 +1,123 @@
+"""What a run keeps so that it can go on after a crash, in a folder that must not leave.
+
+Released answers and public objects, and the records' private state where a method has one: all of it is deleted when
+the run ends. The noise is never kept; a resumed run draws fresh noise and pays for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sfumato.privacy import PrivateState
+
+
+class FolderCheckpoint:
+    """Safetensors files in ``folder``, owner-only, each replaced as a whole.
+
+    ``seconds`` is the least time between two savings of a training loop: what came after the last one is lost in a
+    crash, and stays charged.
+    """
+
+    def __init__(self, folder: str | Path, *, seconds: float = 10.0) -> None:
+        self.folder = Path(folder)
+        self.seconds = seconds
+        self._saved_at = 0.0
+
+    @property
+    def started(self) -> tuple[str, int] | None:
+        """The run's id in the ledger and its public seed, where a run has begun here."""
+        path = self.folder / "run.json"
+        if not path.exists():
+            return None
+        data = json.loads(path.read_text())
+        return data["run"], data["public_seed"]
+
+    def start(self, run: str, public_seed: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = self.folder / "run.json.new"
+        temporary.write_text(json.dumps({"run": run, "public_seed": public_seed}))
+        temporary.chmod(0o600)
+        os.replace(temporary, self.folder / "run.json")
+
+    def delete(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def restore(self, name: str, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> int:
+        """Put the kept objects back as they were at the last saving; the number of steps they have seen."""
+        path = self._path("steps", name)
+        if not path.exists():
+            return 0
+        tensors, structure = _read(path)
+        for key, target in keep.items():
+            target.load_state_dict(_unpack(structure["keep"][key], tensors))
+        for state in states:
+            state._values[...] = tensors[f"state {state.name}"].numpy()
+        return int(structure["done"])
+
+    def save(self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> None:
+        if not keep or time.monotonic() - self._saved_at < self.seconds:
+            return
+        tensors: dict[str, Tensor] = {}
+        packed = {key: _pack(target.state_dict(), tensors) for key, target in keep.items()}
+        for state in states:
+            tensors[f"state {state.name}"] = torch.from_numpy(state._values)
+        self._write(self._path("steps", name), tensors, {"done": done, "keep": packed})
+        self._saved_at = time.monotonic()
+
+    def answer(self, name: str) -> Tensor | None:
+        """A released answer, if it was given before the crash: no second question, no second charge."""
+        path = self._path("answer", name)
+        return _read(path)[0]["answer"] if path.exists() else None
+
+    def save_answer(self, name: str, answer: Tensor) -> None:
+        self._write(self._path("answer", name), {"answer": answer}, {})
+
+    def _path(self, kind: str, name: str) -> Path:
+        return self.folder / f"{kind} {name.replace('/', '-')}.safetensors"
+
+    def _write(self, path: Path, tensors: Mapping[str, Tensor], structure: Mapping[str, Any]) -> None:
+        temporary = path.with_suffix(".new")
+        plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        save_file(plain, temporary, metadata={"structure": json.dumps(structure)})
+        temporary.chmod(0o600)
+        os.replace(temporary, path)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    with safe_open(path, framework="pt") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}, json.loads(file.metadata()["structure"])  # noqa: SIM118
+
+
+def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """JSON with the tensors taken out; dictionaries as pairs, since optimisers use whole-number keys."""
+    if isinstance(value, Tensor):
+        tensors[key := f"tensor {len(tensors)}"] = value.clone()
+        return {"tensor": key}
+    if isinstance(value, Mapping):
+        return {"pairs": [[key, _pack(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, list | tuple):
+        return {"items": [_pack(item, tensors) for item in value]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise TypeError(f"a checkpoint keeps tensors, numbers, text and collections of them, not {type(value).__name__}")
+
+
+def _unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if "tensor" in packed:
+        return tensors[packed["tensor"]]
+    if "pairs" in packed:
+        return {key: _unpack(item, tensors) for key, item in packed["pairs"]}
+    if "items" in packed:
+        return [_unpack(item, tensors) for item in packed["items"]]
+    return packed["value"]

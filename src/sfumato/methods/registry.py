@@ -1,0 +1,23 @@
+"""All methods by name. A new one is a line here; the conformance suite then tests it by itself."""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+
+from sfumato.methods.base import Method
+
+METHODS: dict[str, str] = {
+    "dp-merf": "sfumato.methods.dp_merf:DPMERF",
+}
+
+
+def find(name: str) -> type[Method]:
+    """The method of this name; a near miss is named."""
+    if name not in METHODS:
+        near = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(METHODS)}"
+        raise LookupError(f"there is no method {name!r}; {hint}")
+    module, _, attribute = METHODS[name].partition(":")
+    method: type[Method] = getattr(import_module(module), attribute)
+    return method

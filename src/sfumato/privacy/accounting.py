@@ -1,0 +1,157 @@
+"""From events to ε, and from a budget to noise. The only module that knows dp-accounting.
+
+ε is the smaller of two valid bounds: the privacy loss distribution (PLD, tight) and Rényi DP (robust). Both are upper
+bounds for adaptive composition of Poisson-subsampled Gaussians, adding or removing one unit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+
+import dp_accounting
+import numpy as np
+from absl import logging as absl_logging
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from sfumato.privacy.budget import Budget, BudgetExceeded
+from sfumato.privacy.events import Event, NoisySums, RawAccess, merged
+
+ACCOUNTANT = f"min(PLD, RDP) of dp-accounting {importlib.metadata.version('dp-accounting')}"
+RELATION = "add or remove one unit"
+
+_COARSE, _FINE = 1e-3, 1e-4
+_MANY_STEPS = 10_000  # a coarse grid is loose for huge T
+_HUGE = 50.0  # above this ε the PLD's arrays explode, and RDP says all there is to say
+_TOLERANCE = 2e-3  # calibration stops within this fraction below the budget
+
+# dp-accounting evaluates every mechanism as (rate, σ_eff, steps); names and block structure do not matter to ε.
+_Mechanisms = tuple[tuple[float, float, int], ...]
+
+
+def _mechanisms(events: Iterable[Event]) -> _Mechanisms | None:
+    """Sorted and merged, so that equal spending is computed once; None where raw access makes ε infinite."""
+    total: dict[tuple[float, float], int] = {}
+    for event in merged(events):
+        if isinstance(event, RawAccess):
+            return None
+        key = (event.rate, event.noise_multiplier)
+        total[key] = total.get(key, 0) + event.steps
+    return tuple((rate, noise, steps) for (rate, noise), steps in sorted(total.items()))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """RDP reports orders that did not converge; it leaves them out, which is valid, so users need not read it."""
+    before = absl_logging.get_verbosity()
+    absl_logging.set_verbosity(absl_logging.ERROR)
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        absl_logging.set_verbosity(before)
+
+
+def _composed(accountant: dp_accounting.PrivacyAccountant, mechanisms: _Mechanisms) -> dp_accounting.PrivacyAccountant:
+    for rate, noise, steps in mechanisms:
+        gaussian = dp_accounting.GaussianDpEvent(noise)
+        event = gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
+        accountant.compose(dp_accounting.SelfComposedDpEvent(event, steps))
+    return accountant
+
+
+def _pld(mechanisms: _Mechanisms, grid: float) -> dp_accounting.PrivacyAccountant:
+    return _composed(
+        PLDAccountant(
+            dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+            value_discretization_interval=grid,
+        ),
+        mechanisms,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon(mechanisms: _Mechanisms, delta: float, grid: float) -> float:
+    if not mechanisms:
+        return 0.0
+    if max(steps for _, _, steps in mechanisms) > _MANY_STEPS:
+        grid = min(grid, _FINE)
+    with _quiet():
+        renyi = _composed(RdpAccountant(), mechanisms).get_epsilon(delta)
+        if not renyi <= _HUGE:
+            return float(renyi)
+        return max(0.0, float(min(renyi, _pld(mechanisms, grid).get_epsilon(delta))))
+
+
+def epsilon(events: Iterable[Event], delta: float) -> float:
+    """The ε that holds at ``delta`` for everything in ``events`` together; infinite after raw access."""
+    mechanisms = _mechanisms(events)
+    return math.inf if mechanisms is None else _epsilon(mechanisms, delta, _FINE)
+
+
+def rough_epsilon(events: Iterable[Event], delta: float) -> float:
+    """A valid upper bound from the coarse grid, cheap enough for a progress bar."""
+    mechanisms = _mechanisms(events)
+    return math.inf if mechanisms is None else _epsilon(mechanisms, delta, _COARSE)
+
+
+def best_guess(events: Iterable[Event]) -> float:
+    """How often the best possible attacker is right about one unit's presence, when it is there half the time.
+
+    (1 + TV)/2, where the total variation distance TV is the δ at ε = 0.
+    """
+    mechanisms = _mechanisms(events)
+    if mechanisms is None:
+        return 1.0
+    if not mechanisms:
+        return 0.5
+    with _quiet():
+        if not _composed(RdpAccountant(), mechanisms).get_epsilon(1e-5) <= _HUGE:
+            return 1.0
+        return min(1.0, (1.0 + float(_pld(mechanisms, _COARSE).get_delta(0.0))) / 2.0)
+
+
+def calibrate(events: Sequence[NoisySums], budget: Budget) -> tuple[NoisySums, ...]:
+    """The events with just so much noise that together they cost at most the budget, and at least 99 % of it.
+
+    One factor scales every noise that is not fixed, so that the blocks keep the proportions the method gave them.
+    """
+    fixed_cost = epsilon((event for event in events if all(block.fixed for block in event.blocks)), budget.delta)
+    if fixed_cost > budget.epsilon:
+        raise BudgetExceeded(
+            f"the parts with fixed noise cost ε {fixed_cost:.4g} at δ {budget.delta:g}, more than the budget of "
+            f"{budget.epsilon:g}: raise the budget or the noise"
+        )
+    if all(block.fixed for event in events for block in event.blocks):
+        return tuple(events)
+
+    def cost(factor: float, grid: float) -> float:
+        mechanisms = _mechanisms(event.scaled(factor) for event in events)
+        return _epsilon(mechanisms or (), budget.delta, grid)
+
+    low, high = 1e-2, 1.0
+    while cost(high, _COARSE) > budget.epsilon:
+        low, high = high, 2 * high
+        if high > 1e7:
+            raise BudgetExceeded(
+                f"no amount of noise brings these events below ε {budget.epsilon:g} at δ {budget.delta:g}; "
+                "the parts with fixed noise leave too little"
+            )
+    while cost(low, _COARSE) <= budget.epsilon and low > 1e-6:
+        low, high = low / 4, low
+    # ``high`` is always a factor that was seen to be within the budget.
+    while high / low > 1 + 1e-4 and cost(high, _COARSE) < (1 - _TOLERANCE) * budget.epsilon:
+        middle = math.sqrt(low * high)
+        if cost(middle, _COARSE) <= budget.epsilon:
+            high = middle
+        else:
+            low = middle
+    while cost(high, _FINE) > budget.epsilon:
+        high *= 1.001
+    return tuple(event.scaled(high) for event in events)

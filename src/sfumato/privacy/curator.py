@@ -1,0 +1,380 @@
+"""The Curator: the door between a method and the private images.
+
+A method never holds pixels. It asks for noisy answers; clip, sum, charge and noise are one call, and what was not
+planned is not answered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfumato.privacy.accounting import rough_epsilon
+from sfumato.privacy.answers import Part, Question, Tape, noisy
+from sfumato.privacy.budget import Budget
+from sfumato.privacy.events import NoisySums, RawAccess
+from sfumato.privacy.gradient import NoisyGradient
+from sfumato.privacy.gradients import Batch, Clip, Loss, clipped_sum, groups_of
+from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.plan import Plan
+from sfumato.privacy.randomness import Randomness
+from sfumato.privacy.records import PrivateRecords
+from sfumato.privacy.sampling import Units
+from sfumato.privacy.state import PrivateState
+
+Features = Callable[..., Tensor]
+"""``features(images, labels, random) -> [rows, ...]``: one vector per row, a function of that row alone."""
+
+Item = TypeVar("Item")
+
+_CHUNK = 1 << 24  # numbers in one chunk of images
+_SUM_CHUNK = 256  # units in one chunk of feature vectors, which may be long
+_MARGIN = 1e-9  # the clip of a float64 sum aims this much lower, for the rounding of the division
+
+
+class Progress(Protocol):
+    """Told public numbers only: which part, how many of how many, and the ε so far."""
+
+    def report(self, name: str, done: int, total: int, epsilon: float | None) -> None: ...
+
+
+class Checkpoint(Protocol):
+    """Where a run keeps what it needs to go on after a crash: released answers and public objects."""
+
+    def restore(self, name: str, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> int: ...
+    def save(self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> None: ...
+    def answer(self, name: str) -> Tensor | None: ...
+    def save_answer(self, name: str, answer: Tensor) -> None: ...
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Noisy label counts; units, not images, where a unit is a person."""
+
+    values: Tensor
+
+    @property
+    def total(self) -> float:
+        """At least one, so that it can be divided by."""
+        return max(1.0, float(self.values.sum()))
+
+    @property
+    def proportions(self) -> Tensor:
+        """Non-negative, adding up to one."""
+        values = self.values.clamp(min=0.0)
+        return values / values.sum() if float(values.sum()) > 0 else torch.full_like(values, 1 / len(values))
+
+
+class Curator:
+    """Holds the private images, the plan and the ledger, and answers what the plan lists.
+
+    ``shape`` and ``classes`` are public; so is every answer.
+    """
+
+    def __init__(
+        self,
+        records: PrivateRecords,
+        plan: Plan,
+        ledger: Ledger,
+        *,
+        run: str,
+        randomness: Randomness,
+        device: str | torch.device = "cpu",
+        max_images_per_unit: int = 16,
+        checkpoint: Checkpoint | None = None,
+        progress: Progress | None = None,
+        tape: Tape | None = None,
+    ) -> None:
+        if tape is not None and not randomness.seeded:
+            raise ValueError("a tape records what must stay hidden; it goes with seeded test runs only")
+        plan.budget.check_delta(records.declared_size)
+        self.shape = records.shape
+        self.classes = records.classes
+        self.plan = plan
+        self.device = torch.device(device)
+        self._records = records
+        self._units = Units(records, plan.budget.unit, max_images=max_images_per_unit)
+        self._ledger = ledger
+        self._run = run
+        self._randomness = randomness
+        self._checkpoint = checkpoint
+        self._progress = progress
+        self._tape = tape
+        self._states: list[PrivateState] = []
+        self._charges = 0
+        self._opened = False
+        # Room for the whole plan, or a refusal before the first look at the data.
+        left = (event.times(event.steps - paid) for event, paid in self._paid() if paid < event.steps)
+        ledger.reserve(tuple(left))
+
+    def _paid(self) -> Iterator[tuple[NoisySums, int]]:
+        for event in self.plan.events:
+            yield event, min(event.steps, self._ledger.charged_steps(self._run, event.name))
+
+    # Questions
+
+    def steps(self, name: str, *, keep: Mapping[str, Any] | None = None) -> Iterator[Step]:
+        """The steps of a planned event. ``keep`` names what a resumed run needs back: modules, optimisers.
+
+        After a crash, steps that were charged but are not in the last checkpoint are lost, and still count.
+        """
+        event, keep = self.plan.event(name), dict(keep or {})
+        paid = min(event.steps, self._ledger.charged_steps(self._run, name))
+        done = self._checkpoint.restore(name, keep, self._states) if self._checkpoint else 0
+        last = event.steps - (paid - done)
+        shown = -1
+        for index in range(done, last):
+            step = Step(self, event, index)
+            yield step
+            step._finish()
+            if self._checkpoint:
+                self._checkpoint.save(name, index + 1, keep, self._states)
+            if self._progress and (index + 1 == last or 50 * index // last != shown):
+                shown = 50 * index // last
+                self._progress.report(name, index + 1, last, self._epsilon_so_far())
+
+    def noisy_sum(self, name: str, features: Features, *, bound: float, by_class: bool = False) -> Tensor:
+        """The sum over all units of ``features``, each clipped to ``bound``; asked once, outside any step."""
+        stored = self._checkpoint.answer(name) if self._checkpoint else None
+        if stored is not None:
+            return stored.to(self.device, torch.get_default_dtype())
+        event = self.plan.event(name)
+        if event.rate != 1 or event.steps != 1 or len(event.blocks) != 1:
+            raise ValueError(f"{name!r} is planned as steps; ask inside them")
+        for step in self.steps(name):
+            answer = step.noisy_sum(event.blocks[0].name, features, bound=bound, by_class=by_class)
+            if self._checkpoint:
+                self._checkpoint.save_answer(name, answer)
+            return answer
+        raise RuntimeError(
+            f"{name!r} was charged before a crash and its answer is lost; the ledger cannot pay for it twice. "
+            "Start a new run with a budget of its own"
+        )
+
+    def noisy_histogram(self, name: str) -> Counts:
+        """How many units of each class, a unit's row having norm at most 1."""
+
+        def one(images: Tensor, labels: Tensor, random: object) -> Tensor:
+            return images.new_ones(len(images), 1)
+
+        return Counts(self.noisy_sum(name, one, bound=1.0, by_class=True)[:, 0])
+
+    def private_state(self, name: str, shape: tuple[int, ...], *, fill: float = 0.0) -> PrivateState:
+        """Memory that belongs to one record each; see :class:`PrivateState`."""
+        state = PrivateState(name, len(self._records._labels), shape, fill)
+        self._states.append(state)
+        return state
+
+    # Raw access, for algorithms as published
+
+    def open(self, reason: str) -> tuple[np.ndarray, np.ndarray]:
+        """The raw pixels and labels. Possible only under ``NoGuarantee()``; the ledger notes it first."""
+        if isinstance(self.plan.budget, Budget):
+            raise PermissionError(
+                "raw records are not handed out under a guarantee; an algorithm that needs them runs as NoGuarantee()"
+            )
+        self._ledger.note_raw_access(self._run, RawAccess("raw records", reason))
+        self._opened = True
+        units = self._units.sample(self._randomness, 1.0, "open")
+        table, weights = self._units.rows(units, self._randomness, "open")
+        rows = np.sort(table[weights > 0])
+        return self._records._pixels[rows], np.asarray(self._records._labels)[rows]
+
+    def claimed_sum(
+        self, name: str, total: Tensor, *, claimed_sensitivity: float, noise_multiplier: float, step: int = 0
+    ) -> Tensor:
+        """Noise on a sum that a published algorithm made from raw records, at the sensitivity its authors claim."""
+        if not self._opened:
+            raise PermissionError("claimed_sum is for sums made from raw records; open them first")
+        part = Part("total", total.detach().flatten(), claimed_sensitivity, noise_multiplier * claimed_sensitivity)
+        question = Question(name, step, name, (part,), {"shape": tuple(total.shape)}, claimed=True)
+        return self._exchange(question).view(total.shape).to(total.dtype)
+
+    # For everyone
+
+    def track(self, items: Iterable[Item], name: str, total: int) -> Iterator[Item]:
+        """Report progress over public work, such as training on released answers."""
+        for done, item in enumerate(items, start=1):
+            yield item
+            if self._progress and (done == total or done % max(1, total // 50) == 0):
+                self._progress.report(name, done, total, None)
+
+    def close(self) -> None:
+        """Let go of the data."""
+        del self._records, self._units
+        self._states.clear()
+
+    def _epsilon_so_far(self) -> float:
+        return rough_epsilon(self._ledger.events(self._run), self.plan.budget.delta)
+
+    def _charge(self, event: NoisySums) -> None:
+        self._ledger.charge(self._run, event.times(1))
+        self._charges += 1
+
+    def _exchange(self, question: Question) -> Tensor:
+        """The noise, and what a tape makes of it."""
+        answer = noisy(question, self._randomness)
+        if self._tape is not None:
+            answer = self._tape.exchange(question, answer, charges=self._charges).to(answer.device)
+        return answer
+
+
+class Step:
+    """One toss of all coins, and the questions of one event about the batch that came up."""
+
+    def __init__(self, curator: Curator, event: NoisySums, index: int) -> None:
+        self.index = index
+        self._curator = curator
+        self._event = event
+        self._answered: set[str] = set()
+        self._over = False
+        self._batch = curator._units.sample(curator._randomness, event.rate, event.name, index)
+
+    def noisy_gradient(
+        self,
+        block: str,
+        model: nn.Module,
+        loss: Loss,
+        *,
+        clip: Clip,
+        draws: int = 1,
+        state: PrivateState | None = None,
+    ) -> NoisyGradient:
+        """The sum over the batch of each unit's clipped gradient, plus noise.
+
+        With G groups of own clip, the noise on group g has standard deviation σ·√G·clip_g: scaled by their clips the
+        G pieces of one unit have norm at most √G together. ``draws`` averages a unit's loss over that many
+        independent draws before the clip.
+        """
+        groups = groups_of(model, clip)
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        totals = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
+        numbers = math.prod(self._curator.shape) * draws
+        for batch in self._batches(block, draws, state, max(1, _CHUNK // numbers)):
+            for name, part in clipped_sum(model, loss, batch, clip).items():
+                totals[name] += part
+        spread = math.sqrt(len(groups)) * self._noise_multiplier(block)
+        parts = tuple(
+            Part(group or "all", torch.cat([totals[n].flatten() for n in names]), bound, spread * bound)
+            for group, (bound, names) in groups.items()
+        )
+        names = [name for _, members in groups.values() for name in members]
+        shapes = {name: tuple(parameters[name].shape) for name in names}
+        answer = self._answer(block, parts, {"question": "gradient", "draws": draws, "shapes": shapes})
+        pieces = answer.split([parameters[name].numel() for name in names])
+        return NoisyGradient(
+            model, {n: p.view(shapes[n]).to(parameters[n].dtype) for n, p in zip(names, pieces, strict=True)}
+        )
+
+    def noisy_sum(
+        self,
+        block: str,
+        features: Features,
+        *,
+        bound: float,
+        by_class: bool = False,
+        state: PrivateState | None = None,
+    ) -> Tensor:
+        """The sum over the batch of each unit's feature vector clipped to ``bound``, plus noise.
+
+        A unit's vector is the average over its rows. With ``by_class`` a row's features live in the slice of its
+        class, and the answer has a first dimension for the classes.
+        """
+        if not (math.isfinite(bound) and bound > 0):
+            raise ValueError(f"the bound must be a positive number, not {bound}")
+        classes = len(self._curator.classes) if by_class else 1
+        total, shape = None, None
+        for batch in self._batches(block, 1, state, _SUM_CHUNK):
+            arguments = (batch.images, batch.labels, batch.random)
+            with torch.no_grad():
+                values = features(*arguments) if batch.state is None else features(*arguments, batch.state)
+            if values.shape[:1] != batch.labels.shape:
+                raise ValueError(f"{block!r}: features must give one vector for each of the rows it gets")
+            shape = tuple(values.shape[1:])
+            part = _clipped_feature_sum(values.flatten(1), batch, bound, classes if by_class else None)
+            total = part if total is None else total + part
+        if total is None or shape is None:
+            raise RuntimeError("a step without a batch")
+        deviation = self._noise_multiplier(block) * bound
+        shape = (classes, *shape) if by_class else shape
+        part = Part("sum", total.flatten(), bound, deviation)
+        answer = self._answer(block, (part,), {"question": "sum", "shape": shape})
+        return answer.view(shape).to(torch.get_default_dtype())
+
+    def update(self, state: PrivateState, function: Callable[..., Tensor]) -> None:
+        """``state = function(images, labels, random, state)`` for the batch's records, each from its own row alone."""
+        if self._over:
+            raise RuntimeError("this step is over; its batch may no longer be asked about")
+        for batch in self._batches(f"update {state.name}", 1, state, 4096):
+            values = function(batch.images, batch.labels, batch.random, batch.state)
+            real = (batch.weights.flatten() > 0).cpu()
+            state._write(batch.random.rows.cpu()[real].numpy(), values[real.to(values.device)])
+
+    def _noise_multiplier(self, block: str) -> float:
+        for planned in self._event.blocks:
+            if planned.name == block:
+                return planned.noise_multiplier
+        raise LookupError(
+            f"block {block!r} is not planned for {self._event.name!r}, which has {[b.name for b in self._event.blocks]}"
+        )
+
+    def _answer(self, block: str, parts: tuple[Part, ...], public: Mapping[str, Any]) -> Tensor:
+        if self._over:
+            raise RuntimeError("this step is over; its batch may no longer be asked about")
+        if block in self._answered:
+            raise RuntimeError(f"block {block!r} was answered in this step; a second answer would need its own noise")
+        if not self._answered:
+            self._curator._charge(self._event)
+        self._answered.add(block)
+        return self._curator._exchange(Question(self._event.name, self.index, block, parts, public))
+
+    def _finish(self) -> None:
+        self._over = True
+
+    def _batches(self, block: str, draws: int, state: PrivateState | None, chunk: int) -> Iterator[Batch]:
+        """The batch in chunks of units; an empty batch is one chunk without rows."""
+        curator, label = self._curator, (self._event.name, self.index)
+        start = 0
+        while start == 0 or start < len(self._batch):
+            units = self._batch[start : start + chunk]
+            table, weights = curator._units.rows(units, curator._randomness, *label)
+            rows = table.flatten()
+            images, labels = curator._records._fetch(rows, curator.device)
+            memory = None if state is None else state._read(rows, curator.device)
+            ids = torch.from_numpy(rows).to(curator.device)
+            number = torch.arange(draws, device=curator.device).repeat(len(rows))
+            share = torch.from_numpy(weights).to(images) / draws
+            if draws > 1:
+                images, labels, ids = (t.repeat_interleave(draws, 0) for t in (images, labels, ids))
+                memory = None if memory is None else memory.repeat_interleave(draws, 0)
+                share = share.repeat_interleave(draws, 1)
+            yield Batch(images, labels, curator._randomness.draws(ids, number, *label, block), share, memory)
+            start += max(1, len(units))
+
+
+def _clipped_feature_sum(values: Tensor, batch: Batch, bound: float, classes: int | None) -> Tensor:
+    """``[classes or 1, features]`` in float64. A unit whose vector is not finite counts as zero."""
+    units, k = batch.units, batch.rows_per_unit
+    real = batch.weights.flatten() > 0
+    rows = torch.where(real[:, None], values.double() * batch.weights.flatten()[:, None].double(), 0.0)
+    if k > 1 and classes is not None:
+        slots = (torch.arange(units, device=rows.device).repeat_interleave(k) * classes + batch.labels)[:, None]
+        vectors = rows.new_zeros(units * classes, rows.shape[1]).scatter_add_(0, slots.expand_as(rows), rows)
+        vectors = vectors.view(units, classes * rows.shape[1])
+    else:
+        vectors = rows.view(units, k, -1).sum(1) if k > 1 else rows
+    norms = vectors.norm(dim=1, keepdim=True)
+    finite = torch.isfinite(norms)
+    factors = torch.where(finite, (bound * (1 - _MARGIN) / norms.clamp(min=1e-300)).clamp(max=1.0), 0.0)
+    vectors = torch.where(finite, vectors, 0.0) * factors
+    if classes is None:
+        return vectors.sum(0, keepdim=True)
+    if k > 1:
+        return vectors.sum(0).view(classes, -1)
+    return vectors.new_zeros(classes, vectors.shape[1]).index_add_(0, batch.labels, vectors)

@@ -1,0 +1,101 @@
+"""What was released, in public terms: immutable facts that the ledger keeps and the accountant reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Block:
+    """One noisy sum inside a step.
+
+    ``noise_multiplier`` is the noise's standard deviation ÷ the clip norm, on the sum. ``moves`` is how many clip
+    norms one unit can move the sum: 1 for a unit's own vector, 2 where a unit can turn a group's vector around.
+    ``fixed`` noise is chosen by the method; calibration scales the rest.
+    """
+
+    name: str
+    noise_multiplier: float = 1.0
+    moves: float = 1.0
+    fixed: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
+            raise ValueError(f"block {self.name!r}: the noise multiplier must be positive, not {self.noise_multiplier}")
+        if not (math.isfinite(self.moves) and self.moves > 0):
+            raise ValueError(f"block {self.name!r}: moves must be positive, not {self.moves}")
+
+
+@dataclass(frozen=True)
+class NoisySums:
+    """``steps`` times: toss each unit's coin at ``rate``, then answer every block by a clipped sum plus Gaussian noise.
+
+    A rate of 1 is a plain question to everyone.
+    """
+
+    name: str
+    blocks: tuple[Block, ...]
+    rate: float = 1.0
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"{self.name!r}: the rate must lie in (0, 1], not {self.rate}")
+        if self.steps < 1 or self.steps != int(self.steps):
+            raise ValueError(f"{self.name!r}: the number of steps must be a whole number from 1 on, not {self.steps}")
+        if not self.blocks or len({block.name for block in self.blocks}) != len(self.blocks):
+            raise ValueError(f"{self.name!r}: a step needs at least one block, and each a name of its own")
+
+    @property
+    def noise_multiplier(self) -> float:
+        """σ_eff: blocks that share a batch act like one Gaussian with 1/σ_eff² = Σ (moves/σ_j)²."""
+        return sum((block.moves / block.noise_multiplier) ** 2 for block in self.blocks) ** -0.5
+
+    def scaled(self, factor: float) -> NoisySums:
+        """The same with every noise that is not fixed multiplied by ``factor``."""
+        blocks = (b if b.fixed else replace(b, noise_multiplier=b.noise_multiplier * factor) for b in self.blocks)
+        return replace(self, blocks=tuple(blocks))
+
+    def times(self, steps: int) -> NoisySums:
+        return replace(self, steps=steps)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "noisy sums", **asdict(self), "noise_multiplier": self.noise_multiplier}
+
+
+@dataclass(frozen=True)
+class RawAccess:
+    """The records themselves were handed out: ε = ∞ from here on."""
+
+    name: str
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "raw access", **asdict(self)}
+
+
+Event = NoisySums | RawAccess
+
+
+def event_from_json(data: dict[str, Any]) -> Event:
+    """The event that ``to_json`` wrote; an unknown kind is refused, since nobody could account for it."""
+    match data.get("kind"):
+        case "noisy sums":
+            blocks = tuple(Block(**block) for block in data["blocks"])
+            return NoisySums(data["name"], blocks, rate=data["rate"], steps=data["steps"])
+        case "raw access":
+            return RawAccess(data["name"], data["reason"])
+        case kind:
+            raise ValueError(f"unknown event kind {kind!r}; this version cannot account for it")
+
+
+def merged(events: Iterable[Event]) -> tuple[Event, ...]:
+    """Equal mechanisms added up into one event with more steps, in order of first appearance."""
+    total: dict[Event, int] = {}
+    for event in events:
+        key = event.times(1) if isinstance(event, NoisySums) else event
+        total[key] = total.get(key, 0) + (event.steps if isinstance(event, NoisySums) else 1)
+    return tuple(e.times(n) if isinstance(e, NoisySums) else e for e, n in total.items())

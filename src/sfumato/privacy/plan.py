@@ -1,0 +1,51 @@
+"""What a run will spend, known before any data is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sfumato.privacy.accounting import ACCOUNTANT, RELATION, best_guess, calibrate, epsilon
+from sfumato.privacy.budget import AnyBudget, Budget
+from sfumato.privacy.events import NoisySums
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Calibrated events and what they cost together. A Curator answers what the plan lists and nothing else."""
+
+    budget: AnyBudget
+    events: tuple[NoisySums, ...]
+
+    @classmethod
+    def calibrated(cls, events: Sequence[NoisySums], budget: AnyBudget) -> Plan:
+        """With the least noise that keeps the budget. Without a guarantee to keep, the noise stays as it was given."""
+        if len({event.name for event in events}) != len(events):
+            raise ValueError("each planned event needs a name of its own")
+        return cls(budget, calibrate(events, budget) if isinstance(budget, Budget) else tuple(events))
+
+    def event(self, name: str) -> NoisySums:
+        for event in self.events:
+            if event.name == name:
+                return event
+        raise LookupError(
+            f"{name!r} is not in the plan, which lists {[event.name for event in self.events]}; "
+            "a method must list every question before it asks one"
+        )
+
+    @property
+    def epsilon(self) -> float:
+        """What the events cost at the budget's δ."""
+        return epsilon(self.events, self.budget.delta) if isinstance(self.budget, Budget) else float("inf")
+
+    def to_json(self) -> dict[str, Any]:
+        guaranteed = isinstance(self.budget, Budget)
+        return {
+            "budget": self.budget.to_json(),
+            "epsilon": self.epsilon if guaranteed else None,
+            "best_guess": best_guess(self.events) if guaranteed else 1.0,
+            "relation": RELATION,
+            "accountant": ACCOUNTANT,
+            "events": [event.to_json() for event in self.events],
+        }

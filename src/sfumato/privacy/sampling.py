@@ -1,0 +1,61 @@
+"""Batches by independent coins, one for each unit. An empty batch is a batch, and nobody is ever dropped from one."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from sfumato.privacy.budget import Unit
+from sfumato.privacy.randomness import Randomness
+from sfumato.privacy.records import PrivateRecords
+
+
+class Units:
+    """Who can be drawn, and which rows of the collection are theirs."""
+
+    def __init__(self, records: PrivateRecords, unit: Unit, *, max_images: int) -> None:
+        if max_images < 1:
+            raise ValueError(f"max_images_per_unit must be at least 1, not {max_images}")
+        self._masked = records._masked
+        self._max_images = max_images
+        self._order: np.ndarray | None = None
+        if unit == "image":
+            self._count = len(records._labels)
+            return
+        if records._persons is None:
+            raise ValueError("the budget protects persons, but the data names none: give a person column")
+        persons = np.asarray(records._persons)
+        self._count = int(persons.max()) + 1 if len(persons) else 0
+        # The rows of person p are order[starts[p] : starts[p + 1]].
+        self._order = np.argsort(persons, kind="stable")
+        self._starts = np.searchsorted(persons[self._order], np.arange(self._count + 1))
+
+    def sample(self, randomness: Randomness, rate: float, *label: str | int) -> np.ndarray:
+        """The units whose coin came up in the step of this label."""
+        chosen = randomness.coins(self._count, rate, *label).numpy()
+        if self._masked:
+            chosen = chosen[~np.isin(chosen, list(self._masked))]
+        return chosen
+
+    def rows(self, units: np.ndarray, randomness: Randomness, *label: str | int) -> tuple[np.ndarray, np.ndarray]:
+        """``[units, k]`` row numbers and weights: at most ``max_images`` of a person's images, chosen by keyed draws,
+        averaged; persons with fewer are filled up with weight 0."""
+        if self._order is None:
+            return units[:, None], np.ones((len(units), 1))
+        lists = []
+        for unit in units:
+            rows = self._order[self._starts[unit] : self._starts[unit + 1]]
+            if len(rows) > self._max_images:
+                ids = torch.from_numpy(rows)
+                ranks = randomness.draws(ids, torch.zeros_like(ids), "images", *label).uniform("rank", 1)
+                rows = rows[np.argsort(ranks[:, 0].numpy(), kind="stable")[: self._max_images]]
+            lists.append(rows)
+        width = max((len(rows) for rows in lists), default=0) or 1
+        table = np.zeros((len(units), width), dtype=np.int64)
+        weights = np.zeros((len(units), width))
+        for index, rows in enumerate(lists):
+            # A filler repeats the person's own first row, so that it cannot carry another person's data.
+            table[index] = rows[0] if len(rows) else 0
+            table[index, : len(rows)] = rows
+            weights[index, : len(rows)] = 1.0 / max(1, len(rows))
+        return table, weights

@@ -1,0 +1,142 @@
+"""A Release: what may leave. Its network, its card, and samples drawn from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from sfumato.release.page import card_page
+
+
+class Sampler(Protocol):
+    """What a release needs of its method: the network's architecture, and how to draw from it."""
+
+    name: Any
+
+    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module: ...
+    def generate(self, model: nn.Module, labels: Tensor) -> Tensor: ...
+
+
+class DamagedRelease(ValueError):
+    """The folder does not hold a release as it was saved."""
+
+
+class Release:
+    """A generator with its card. Drawing from it is post-processing: free, and as often as you like."""
+
+    def __init__(self, method: Sampler, model: nn.Module, card: dict[str, Any]) -> None:
+        self.method = method
+        self.card = card
+        self.shape: tuple[int, int, int] = tuple(card["shape"])
+        self.classes: tuple[str, ...] = tuple(card["classes"])
+        # A fresh network with the allowed tensors only: hooks, extra attributes and unlisted state stay behind.
+        self.model = method.build(self.shape, len(self.classes))
+        _load(self.model, {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()})
+        self.model.eval().requires_grad_(False)
+
+    def __repr__(self) -> str:
+        return f"Release({self.card['method']}, {self.card['variant']}, {self.card['guarantee']})"
+
+    def sample(
+        self,
+        count: int,
+        *,
+        labels: np.ndarray | None = None,
+        proportions: bool = False,
+        seed: int | None = None,
+        batch: int = 500,
+        device: str | torch.device | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """``count`` images ``uint8 [count, C, H, W]`` and their labels.
+
+        Labels are balanced over the classes; or as given; or, with ``proportions``, drawn by the noisy class counts.
+        """
+        if count < 1:
+            raise ValueError(f"the number of images must be at least 1, not {count}")
+        classes = len(self.classes)
+        generator = torch.Generator()
+        generator.seed() if seed is None else generator.manual_seed(seed)
+        if labels is not None:
+            wanted = torch.as_tensor(np.asarray(labels, dtype=np.int64))
+            if len(wanted) != count or not ((wanted >= 0) & (wanted < classes)).all():
+                raise ValueError(f"labels must be {count} numbers from 0 to {classes - 1}")
+        elif proportions:
+            if self.card["class_counts"] is None:
+                raise ValueError("this release has no noisy class counts; draw balanced or give labels")
+            weights = torch.tensor(self.card["class_counts"]).clamp(min=0.0) + 1e-9
+            wanted = torch.multinomial(weights, count, replacement=True, generator=generator)
+        else:
+            wanted = torch.arange(count) % classes
+        target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        images = np.empty((count, *self.shape), dtype=np.uint8)
+        model = self.model.to(target)
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+            for start in range(0, count, batch):
+                part = self.method.generate(model, wanted[start : start + batch].to(target))
+                images[start : start + batch] = (part.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
+        return images, wanted.numpy()
+
+    def save(self, folder: str | Path) -> Path:
+        """``model.safetensors``, ``card.json`` and ``card.html``, all or nothing."""
+        folder = Path(folder)
+        if folder.exists() and any(folder.iterdir()):
+            raise FileExistsError(f"{folder} is not empty; a release is never written over another")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            tensors = {name: tensor.contiguous().cpu() for name, tensor in self.model.state_dict().items()}
+            save_file(tensors, temporary / "model.safetensors", metadata={"sentence": self.card["sentence"]})
+            (temporary / "card.json").write_text(json.dumps(self.card, indent=2, ensure_ascii=False) + "\n")
+            shown = min(100, 10 * len(self.classes))
+            labels = np.repeat(np.arange(len(self.classes)), 10)[:shown]
+            images, _ = self.sample(len(labels), labels=labels, seed=0)
+            (temporary / "card.html").write_text(card_page(self.card, images, columns=10))
+            temporary.chmod(0o755)
+            if folder.exists():
+                folder.rmdir()
+            os.replace(temporary, folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return folder
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Release:
+        """The release that ``save`` wrote; its method is found by name and rebuilt from the card's parameters."""
+        from sfumato.methods.registry import find  # the one look upstairs: a release names its sampler
+
+        folder = Path(folder)
+        try:
+            card = json.loads((folder / "card.json").read_text())
+            tensors = load_file(folder / "model.safetensors")
+            method = find(card["method"]).configured(card["parameters"])
+            model = method.build(tuple(card["shape"]), len(card["classes"]))
+            _load(model, tensors)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{folder} holds no release: {Path(error.filename).name} is missing") from None
+        except (SafetensorError, ValueError, KeyError, LookupError, TypeError) as error:
+            raise DamagedRelease(f"{folder} does not hold a release as it was saved: {error}") from None
+        return cls(method, model, card)
+
+
+def _load(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Exactly the tensors that the method's network lists."""
+    listed = model.state_dict()
+    extra, missing = sorted(set(tensors) - set(listed)), sorted(set(listed) - set(tensors))
+    if extra or missing:
+        raise ValueError(f"tensors that the method does not list: {extra}; tensors that are missing: {missing}")
+    for name, tensor in tensors.items():
+        if tensor.shape != listed[name].shape:
+            raise ValueError(f"tensor {name!r} has shape {tuple(tensor.shape)}, not {tuple(listed[name].shape)}")
+    model.load_state_dict(tensors)
