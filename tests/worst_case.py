@@ -9,7 +9,9 @@ from sfumato.data import PrivateImages
 CLASSES = ("a", "b", "c", "d")
 
 
-def worst_case_images(count: int = 48, *, size: int = 28, labelled: bool = True, persons: bool = False) -> PrivateImages:
+def worst_case_images(
+    count: int = 48, *, size: int = 28, labelled: bool = True, persons: bool = False
+) -> PrivateImages:
     """``count`` random images and twelve awkward ones; with ``persons``, three images of one class each."""
     random = np.random.default_rng(7)
     images = random.random((count, 1, size, size), dtype=np.float32)

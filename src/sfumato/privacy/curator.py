@@ -299,8 +299,8 @@ class Step:
             if values.shape[:1] != batch.labels.shape:
                 raise ValueError(f"{block!r}: features must give one vector for each of the rows it gets")
             shape = tuple(values.shape[1:])
-            part = _clipped_feature_sum(values.flatten(1), batch, bound, classes if by_class else None)
-            total = part if total is None else total + part
+            clipped = _clipped_feature_sum(values.flatten(1), batch, bound, classes if by_class else None)
+            total = clipped if total is None else total + clipped
         if total is None or shape is None:
             raise RuntimeError("a step without a batch")
         deviation = self._noise_multiplier(block) * bound
