@@ -109,28 +109,32 @@ class _Engine:
             self.known.chunk = max(1, int(_free(device) / (4.0 * self.known.bytes_per_unit)))
         return self.known.chunk or batch.units
 
-    def add(self, batch: Batch, total: dict[str, Tensor], *, again: bool = False) -> None:
+    def add(self, batch: Batch, total: dict[str, Tensor], *, exact: bool = False, again: bool = False) -> None:
         """Add the clipped gradients of these units."""
         if batch.units == 0:
             return
-        done = self._pass(batch)
+        done = self._pass(batch, exact=exact)
         norms = done.squared.sqrt()
         # NaN compares false; a norm beyond the parameters' own range means a gradient that overflowed.
         finite = (norms <= self.largest).all(0)
         if not bool(finite.all()):
             if again:
                 raise Refused("a unit's gradient is finite alone and not among others: rows are mixed by the model")
-            # Without these units nothing that is not finite meets a weighted sum.
             del done
-            self.add(batch.select(finite.nonzero()[:, 0]), total, again=True)
+            if not exact:
+                # It may be float32 that cannot hold the squares.
+                self.add(batch, total, exact=True)
+            else:
+                # Without these units nothing that is not finite meets a weighted sum.
+                self.add(batch.select(finite.nonzero()[:, 0]), total, exact=True, again=True)
             return
         safe = done.arithmetic.safe(norms, done.spread)
         done.add_weighted((self.bounds / safe).clamp(max=1.0), total)
 
-    def _pass(self, batch: Batch) -> Pass:
+    def _pass(self, batch: Batch, *, exact: bool) -> Pass:
         if self.known.unseen is None:
             try:
-                books = self._books(batch)
+                books = self._books(batch, exact=exact)
                 if not books.signatures <= self.known.signatures:
                     if batch.units <= FEW:
                         return Loop(self.model, self.loss, batch, self.groups)
@@ -144,11 +148,11 @@ class _Engine:
                 self.known.unseen = str(reason)
         return self._functional(batch)
 
-    def _books(self, batch: Batch) -> Books:
-        books = Books(self.model, self.loss, batch, self.groups, stacked=self.stacked)
+    def _books(self, batch: Batch, *, exact: bool = False) -> Books:
+        books = Books(self.model, self.loss, batch, self.groups, stacked=self.stacked, exact=exact)
         if books.padded_well:
             return books
-        return Books(self.model, self.loss, batch, self.groups, stacked=False)
+        return Books(self.model, self.loss, batch, self.groups, stacked=False, exact=exact)
 
     def _functional(self, batch: Batch) -> Pass:
         if not self.known.functional:

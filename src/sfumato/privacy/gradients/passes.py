@@ -75,7 +75,9 @@ def _index(groups: Groups) -> dict[str, int]:
 class Books(Pass):
     """One forward and one backward pass; norms from what the layers saw; then the weighted weight gradients."""
 
-    def __init__(self, model: nn.Module, loss: Loss, batch: Batch, groups: Groups, *, stacked: bool) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, batch: Batch, groups: Groups, *, stacked: bool, exact: bool = False
+    ) -> None:
         self._group = _index(groups)
         shape = (len(groups), batch.units + 1)
         self.squared = torch.zeros(shape, dtype=torch.float64, device=batch.weights.device)
@@ -92,13 +94,18 @@ class Books(Pass):
                 for name, several in record.contributions.items()
             }
             self._parts.append((part, uses))
+            gathered: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
             with torch.autocast(batch.images.device.type, enabled=False), torch.no_grad():
                 for name, use in uses.items():
-                    group = self._group[part.prefixes[0] + name]
+                    use.exact = exact
                     squared, spread = use.squared_norm()
-                    self.squared[group].index_add_(0, part.units, squared)
-                    spread_squared[group].index_add_(0, part.units, spread.square())
+                    norms, spreads = gathered.setdefault(self._group[part.prefixes[0] + name], ([], []))
+                    norms.append(squared)
+                    spreads.append(squared if spread is None else spread.square())
                     dtypes.update(use.dtypes)
+                for group, (norms, spreads) in gathered.items():
+                    self.squared[group].index_add_(0, part.units, torch.stack(norms).sum(0))
+                    spread_squared[group].index_add_(0, part.units, torch.stack(spreads).sum(0))
         if stacked:
             # Padding must add nothing; were it not finite, it would still poison the weighted sums.
             self.padded_well = bool(torch.isfinite(self.squared[:, -1]).all())
@@ -166,7 +173,7 @@ class Functional(Pass):
             self._parts.append((part, gradients))
             for name, gradient in gradients.items():
                 group = self._group[part.prefixes[0] + name]
-                self.squared[group].index_add_(0, part.units, squares(gradient.flatten(1)))
+                self.squared[group].index_add_(0, part.units, squares(gradient.flatten(1), exact=True))
         self.spread = self.squared.sqrt()
         # The vectors are there, and are scaled and added in float64: no operand is rounded after the norm is known.
         self.arithmetic = DOUBLE

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sfumato.privacy.gradients.contribution import Contribution, squares, weigh
+from sfumato.privacy.gradients.contribution import Contribution, lengths, squares, weigh
 from sfumato.privacy.gradients.precision import working
 
 WORTH_MEASURING = 5e8
@@ -49,17 +49,17 @@ class Product(Contribution):
     def product(self, factor: Tensor) -> Tensor:
         """The weighted sum as one large product, ``[stack, numel]``."""
 
-    def squared_norm(self) -> tuple[Tensor, Tensor]:
+    def squared_norm(self) -> tuple[Tensor, Tensor | None]:
         if self.positions == 1:
             a, b = self.operands(0, self.units)
-            per_group = squares(a.flatten(1)) * squares(b.flatten(1))
-            squared = per_group.view(self.units, self.groups).sum(1)
-            return squared, squared.sqrt()
+            norm = lengths(a[:, :, 0], exact=self.exact) * lengths(b[:, :, 0], exact=self.exact)
+            squared = norm.square()
+            return (squared if self.groups == 1 else squared.view(self.units, self.groups).sum(1)), None
         return self._measure(self._formula())
 
     def spread(self) -> Tensor:
         if self.positions == 1:
-            return self.squared_norm()[1]
+            return self.squared_norm()[0].sqrt()
         return torch.cat([self._spread(*self.operands(start, stop)) for start, stop in self._parts("drop")])
 
     def instantiate(self, start: int, stop: int) -> Tensor:
@@ -72,15 +72,14 @@ class Product(Contribution):
         return self.product(factor)
 
     def _spread(self, a: Tensor, b: Tensor) -> Tensor:
-        lengths = [torch.linalg.vector_norm(operand, dim=1, dtype=working(operand.dtype)) for operand in (a, b)]
-        return (lengths[0].double() * lengths[1]).sum(1).view(-1, self.groups).sum(1)
+        norms = [torch.linalg.vector_norm(operand, dim=1, dtype=working(operand.dtype)) for operand in (a, b)]
+        return (norms[0].double() * norms[1]).sum(1).view(-1, self.groups).sum(1)
 
-    def _measure(self, formula: str) -> tuple[Tensor, Tensor]:
+    def _measure(self, formula: str) -> tuple[Tensor, Tensor | None]:
         if formula == "keep":
             self._kept = self.instantiate(0, self.units)
-            squared = squares(self._kept)
             # The very matrices that were measured are weighed: no operand is rounded a second time.
-            return squared, squared.sqrt()
+            return squares(self._kept, exact=self.exact), None
         pairs = [self._gram(start, stop) if formula == "gram" else self._drop(start, stop)
                  for start, stop in self._parts(formula)]  # fmt: skip
         return torch.cat([squared for squared, _ in pairs]), torch.cat([spread for _, spread in pairs])
@@ -96,7 +95,7 @@ class Product(Contribution):
 
     def _drop(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         a, b = (operand.to(working(operand.dtype)) for operand in self.operands(start, stop))
-        squared = squares(torch.bmm(b, a.transpose(1, 2)).view(stop - start, -1))
+        squared = squares(torch.bmm(b, a.transpose(1, 2)).view(stop - start, -1), exact=self.exact)
         return squared, self._spread(a, b)
 
     def _parts(self, formula: str) -> Iterator[tuple[int, int]]:

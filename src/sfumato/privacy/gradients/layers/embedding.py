@@ -26,10 +26,9 @@ class Lookup(Contribution):
         self.dtypes = (gradient.dtype,)
         self.bytes = gradient.numel() * gradient.element_size()
 
-    def squared_norm(self) -> tuple[Tensor, Tensor]:
+    def squared_norm(self) -> tuple[Tensor, Tensor | None]:
         if self.index.shape[1] == 1:
-            squared = squares(self.gradient[:, 0])
-            return squared, squared.sqrt()
+            return squares(self.gradient[:, 0], exact=self.exact), None
         gradient = self.gradient.double()
         same = (self.index[:, :, None] == self.index[:, None, :]).double()
         squared = (torch.bmm(same, gradient) * gradient).sum((1, 2)).abs()
