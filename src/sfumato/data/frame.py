@@ -16,7 +16,7 @@ Crop = Literal["centre", "none"]
 PIXEL_LIMIT = 64_000_000
 """A picture that claims more pixels than this is refused before it is decoded."""
 
-_FORMATS = ("PNG", "JPEG", "MPO", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 _ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -99,23 +99,25 @@ class Frame:
         if self.colour is not None:
             picture = picture.convert("L" if self.colour == "grey" else "RGB")
         width, height = picture.size
-        box_width, box_height = float(width), float(height)
         tall, wide = (height, width) if self.size is None else _pair(self.size)
+        part_width, part_height = width, height
         if isinstance(self.crop, int):
             if self.crop > min(width, height):
                 raise BadInput(
                     f"a picture is smaller than the {self.crop} pixels to be cropped from it",
                     advice="Give a smaller crop, or set such records aside with skip_bad=True (--skip-bad).",
                 )
-            box_width = box_height = float(self.crop)
+            part_width = part_height = self.crop
             tall, wide = (self.crop, self.crop) if self.size is None else (tall, wide)
         elif self.crop == "centre":
             scale = min(width / wide, height / tall)
-            box_width, box_height = wide * scale, tall * scale
-        left, top = (width - box_width) / 2, (height - box_height) / 2
-        box = (left, top, left + box_width, top + box_height)
-        if (wide, tall) != (width, height) or box != (0, 0, width, height):
-            picture = picture.resize((wide, tall), Image.Resampling.BICUBIC, box=box)
+            part_width, part_height = max(1, round(wide * scale)), max(1, round(tall * scale))
+        left, top = (width - part_width) // 2, (height - part_height) // 2
+        # Cut first: a resize that is only given the box also looks at what lies around it.
+        if (part_width, part_height) != (width, height):
+            picture = picture.crop((left, top, left + part_width, top + part_height))
+        if (wide, tall) != (part_width, part_height):
+            picture = picture.resize((wide, tall), Image.Resampling.BICUBIC)
         pixels = np.asarray(picture)
         return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0))
 
