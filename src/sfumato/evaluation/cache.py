@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save
 
-from sfumato.evaluation.classifiers import Report, silent
+from sfumato.evaluation.classifiers import Progress, silent
 from sfumato.evaluation.features import FeatureNetwork, extract
 from sfumato.evaluation.fidelity import FeatureStatistics, statistics
 
@@ -29,7 +29,7 @@ def content_key(pixels: np.ndarray, network: FeatureNetwork) -> str:
     digest = hashlib.sha256()
     digest.update(repr(("statistics 1", pixels.shape, str(pixels.dtype), network.hash, network.resize)).encode())
     for start in range(0, len(pixels), 4096):
-        digest.update(np.ascontiguousarray(pixels[start : start + 4096]))
+        digest.update(np.ascontiguousarray(pixels[start : start + 4096]).data)
     return digest.hexdigest()
 
 
@@ -39,19 +39,19 @@ def cached_statistics(
     *,
     folder: Path | None,
     device: str | torch.device = "cpu",
-    report: Report = silent,
+    progress: Progress = silent,
 ) -> FeatureStatistics:
     """Statistics of these images, from the folder if they are there; ``folder=None`` neither reads nor writes."""
     device = torch.device(device)
     if folder is None:
-        return statistics(extract(network, pixels, device=device, report=report))
+        return statistics(extract(network, pixels, device=device, progress=progress))
     path = folder / f"{content_key(pixels, network)}.safetensors"
     if path.exists():
         tensors = {name: tensor.to(device) for name, tensor in load_file(path).items()}
         if "mean" not in tensors:
             return statistics(tensors["rows"])
         return FeatureStatistics(int(tensors["count"]), tensors["mean"], tensors["covariance"], tensors["rows"])
-    found = statistics(extract(network, pixels, device=device, report=report))
+    found = statistics(extract(network, pixels, device=device, progress=progress))
     tensors = {"rows": found.rows}
     if found.count > len(found.rows):
         # Otherwise the rows say it all, in less space than the covariance takes.

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Report = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 """Called with (what is being done, steps done, steps in all); a progress bar on the command line."""
 
 Shape = tuple[int, int, int]
@@ -22,7 +22,7 @@ Shape = tuple[int, int, int]
 
 
 def silent(task: str, done: int, total: int) -> None:
-    """The report that reports nothing."""
+    """The progress that reports nothing."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def learn(
     classes: int,
     seed: int,
     device: str | torch.device = "cpu",
-    report: Report = silent,
+    progress: Progress = silent,
 ) -> Learned:
     """Train a classifier on ``pixels`` (uint8 ``[N, C, H, W]``) and ``labels``; the same seed gives the same one."""
     _check(pixels, labels, classes)
@@ -81,8 +81,8 @@ def learn(
         constant = int(labels[0])
         return Learned(recipe.name, lambda images: np.full(len(images), constant), 0)
     if recipe.network is None:
-        return _logistic_regression(recipe.name, pixels, labels, report)
-    return _train(recipe, pixels, labels, classes, seed, torch.device(device), report)
+        return _logistic_regression(recipe.name, pixels, labels, progress)
+    return _train(recipe, pixels, labels, classes, seed, torch.device(device), progress)
 
 
 def score(learned: Learned, pixels: np.ndarray, labels: np.ndarray, *, classes: int) -> Accuracy:
@@ -106,7 +106,7 @@ def _flat(pixels: np.ndarray) -> np.ndarray:
     return pixels.reshape(len(pixels), -1).astype(np.float32) / 255.0
 
 
-def _logistic_regression(name: str, pixels: np.ndarray, labels: np.ndarray, report: Report) -> Learned:
+def _logistic_regression(name: str, pixels: np.ndarray, labels: np.ndarray, progress: Progress) -> Learned:
     try:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression
@@ -114,12 +114,12 @@ def _logistic_regression(name: str, pixels: np.ndarray, labels: np.ndarray, repo
         raise ModuleNotFoundError("logistic regression needs scikit-learn: pip install 'sfumato[eval]'") from error
     import warnings
 
-    report(name, 0, 1)
+    progress(name, 0, 1)
     with warnings.catch_warnings():
         # The default stops at 100 iterations; that is the protocol, and no reason for a warning.
         warnings.simplefilter("ignore", ConvergenceWarning)
         model = LogisticRegression().fit(_flat(pixels), labels)
-    report(name, 1, 1)
+    progress(name, 1, 1)
     return Learned(name, lambda images: model.predict(_flat(images)), 0)
 
 
@@ -130,7 +130,7 @@ def _train(
     classes: int,
     seed: int,
     device: torch.device,
-    report: Report,
+    progress: Progress,
 ) -> Learned:
     if recipe.network is None:
         raise ValueError(f"recipe {recipe.name!r} has no network to train")
@@ -158,7 +158,7 @@ def _train(
                 if found > best:
                     chosen, best = epoch, found
                     state = {name: value.clone() for name, value in model.state_dict().items()}
-            report(recipe.name, epoch, recipe.epochs)
+            progress(recipe.name, epoch, recipe.epochs)
     if state is not None:
         model.load_state_dict(state)
 

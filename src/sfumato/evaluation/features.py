@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sfumato.evaluation.classifiers import Report, silent
+from sfumato.evaluation.classifiers import Progress, silent
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def extract(
     *,
     device: str | torch.device = "cpu",
     batch: int | None = None,
-    report: Report = silent,
+    progress: Progress = silent,
 ) -> Tensor:
     """Features of every image, float32 ``[N, dimension]``, on the device. A memory map is read batch by batch."""
     device = torch.device(device)
@@ -56,7 +56,7 @@ def extract(
         for start in range(0, len(pixels), batch):
             images = torch.tensor(np.asarray(pixels[start : start + batch]), device=device)
             parts.append(module(images).float())
-            report(task, min(start + batch, len(pixels)), len(pixels))
+            progress(task, min(start + batch, len(pixels)), len(pixels))
     return torch.cat(parts) if parts else torch.zeros(0, network.dimension, device=device)
 
 

@@ -1,6 +1,6 @@
 """Nearest private neighbours of synthetic images. INTERNAL: it shows and numbers private images, so it may not leave.
 
-It is a look, not a proof: distance in pixels finds copies, and finding none shows nothing. The guarantee is the ledger's.
+It is a look, not a proof: distance in pixels finds copies, and finding none shows nothing. What holds is the ledger.
 """
 
 from __future__ import annotations

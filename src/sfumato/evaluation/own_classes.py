@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.evaluation.classifiers import Report, silent
+from sfumato.evaluation.classifiers import Progress, silent
 from sfumato.evaluation.features import FeatureNetwork
 
 DIMENSION = 64
@@ -54,7 +54,7 @@ def own_class_network(
     classes: int,
     seed: int = 0,
     device: str | torch.device = "cpu",
-    report: Report = silent,
+    progress: Progress = silent,
 ) -> FeatureNetwork:
     """Train it on at most 10,000 of the real training images."""
     if classes < 2:
@@ -73,7 +73,7 @@ def own_class_network(
             optimizer.zero_grad(set_to_none=True)
             F.cross_entropy(module.head(F.relu(module(images[part]))), targets[part]).backward()
             optimizer.step()
-        report("own-class feature network", epoch + 1, EPOCHS)
+        progress("own-class feature network", epoch + 1, EPOCHS)
     module.eval().requires_grad_(False)
     digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):

@@ -77,6 +77,8 @@ class Curator:
     ``shape`` and ``classes`` are public; so is every answer.
     """
 
+    step_type: type[Step]
+
     def __init__(
         self,
         records: PrivateRecords,
@@ -130,7 +132,7 @@ class Curator:
         last = event.steps - (paid - done)
         shown = -1
         for index in range(done, last):
-            step = Step(self, event, index)
+            step = self.step_type(self, event, index)
             yield step
             step._finish()
             if self._checkpoint:
@@ -356,6 +358,9 @@ class Step:
                 share = share.repeat_interleave(draws, 1)
             yield Batch(images, labels, curator._randomness.draws(ids, number, *label, block), share, memory)
             start += max(1, len(units))
+
+
+Curator.step_type = Step
 
 
 def _clipped_feature_sum(values: Tensor, batch: Batch, bound: float, classes: int | None) -> Tensor:
