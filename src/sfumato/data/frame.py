@@ -16,6 +16,8 @@ Crop = Literal["centre", "none"]
 PIXEL_LIMIT = 64_000_000
 """A picture that claims more pixels than this is refused before it is decoded."""
 
+# Above this Pillow itself refuses.
+_DECODER_LIMIT = 178_000_000
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 _ORIENTATION = 0x0112
 _UPRIGHT = {
@@ -56,11 +58,16 @@ class Frame:
             raise ValueError(f'crop must be "centre", "none" or a positive number of pixels, not {self.crop!r}')
         if self.colour not in ("grey", "rgb", None):
             raise ValueError(f'colour must be "grey", "rgb" or None, not {self.colour!r}')
+        if not 1 <= self.pixel_limit <= _DECODER_LIMIT:
+            raise ValueError(f"pixel_limit must lie from 1 to {_DECODER_LIMIT:,}, not {self.pixel_limit:,}")
 
     def decode(self, file: BinaryIO, *, name: str = "") -> np.ndarray:
         """The picture in an encoded file."""
         with parsing(_NOT_A_PICTURE, advice=_SET_ASIDE, name=name):
-            picture = Image.open(file, formats=_FORMATS)
+            try:
+                picture = Image.open(file, formats=_FORMATS)
+            except Image.DecompressionBombError:
+                raise self._too_large(name) from None
             self._check_area(*picture.size, name=name)
             picture.load()
             turn = _UPRIGHT.get(picture.getexif().get(_ORIENTATION, 1))
@@ -88,11 +95,14 @@ class Frame:
 
     def _check_area(self, width: int, height: int, *, name: str) -> None:
         if width * height > self.pixel_limit:
-            raise BadInput(
-                f"a picture claims more than {self.pixel_limit:,} pixels",
-                advice="Scale it down first, raise pixel_limit if it is meant, or use skip_bad=True (--skip-bad).",
-                detail=f"{name}: {width} × {height}",
-            )
+            raise self._too_large(name)
+
+    def _too_large(self, name: str) -> BadInput:
+        return BadInput(
+            f"a picture claims more than {self.pixel_limit:,} pixels",
+            advice="Scale it down first, raise pixel_limit if it is meant, or use skip_bad=True (--skip-bad).",
+            detail=name,
+        )
 
     def _finish(self, picture: Image.Image) -> np.ndarray:
         """Colour, crop and size of an 8-bit L or RGB picture. The resize is antialiased."""
