@@ -35,6 +35,9 @@ def evaluate_command(
     ] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for reference statistics [default: user's cache].")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep no reference statistics.")] = False,
+    no_inception: Annotated[
+        bool, typer.Option("--no-inception", help="Do without FID and KID: fast on a CPU.")
+    ] = False,
     inception_head: Annotated[
         Path | None, typer.Option(help="safetensors with 'weight' and 'bias': adds the Inception Score.")
     ] = None,
@@ -77,6 +80,7 @@ def evaluate_command(
                 device=device,
                 feature_images=feature_images,
                 cache=None if no_cache else cache or default_folder(),
+                with_inception=not no_inception,
                 inception_head=inception_head,
                 guarantee=None if card is None else _guarantee(card),
                 progress=progress,
@@ -139,7 +143,7 @@ def _heading(entry: dict[str, Any]) -> str:
     if entry["classifier"] is not None:
         return f"{entry['classifier']} {name}"
     own = entry["features"] is not None and not entry["features"]["name"].startswith("inception")
-    return f"{name} (own-class features)" if own else name
+    return f"own-class {name}" if own else name
 
 
 def _cell(entry: dict[str, Any]) -> str:

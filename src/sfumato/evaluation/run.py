@@ -58,6 +58,7 @@ def evaluate(
     device: str | torch.device = "cpu",
     feature_images: int | None = None,
     cache: Path | None = None,
+    with_inception: bool = True,
     inception_head: Path | None = None,
     guarantee: Mapping[str, Any] | None = None,
     progress: Progress = silent,
@@ -67,8 +68,8 @@ def evaluate(
     One synthetic set is judged by one classifier per seed. Several sets are taken as independent trainings of one
     generator and get one classifier each, as the ``sinkhorn`` papers do it. ``feature_images`` bounds the images of
     each set that go through the feature network: by default all on a GPU and 1,000 on a CPU; the count is in every
-    result. ``cache`` is a folder for the statistics of real images and noise. ``guarantee`` is what the release's card
-    says (ε, δ, unit) and is repeated with every number.
+    result. ``with_inception=False`` does without FID and KID. ``cache`` is a folder for the statistics of real images
+    and noise. ``guarantee`` is what the release's card says (ε, δ, unit) and is repeated with every number.
     """
     chosen = protocol_named(protocol) if isinstance(protocol, str) else protocol
     device = torch.device(device)
@@ -92,12 +93,15 @@ def evaluate(
         run.agreement(judges[0], rows, measured)
     else:
         left_out.append({"metric": "accuracy", "reason": "the data has one class, so there is nothing to classify"})
-    network = inception()
-    found = run.fidelity(network, rows, measured, published=True)
-    if head is None:
-        left_out.append({"metric": "inception_score", "reason": "no --inception-head: no package carries that layer"})
+    if with_inception:
+        network = inception()
+        found = run.fidelity(network, rows, measured, published=True)
+        if head is not None:
+            run.inception_score(found, head, network, rows, measured)
     else:
-        run.inception_score(found, head, network, rows, measured)
+        left_out.append({"metric": "fid, kid", "reason": "asked to leave the Inception network out"})
+    if head is None or not with_inception:
+        left_out.append({"metric": "inception_score", "reason": "no Inception head given; no package carries one"})
     if len(classes) > 1:
         own = own_class_network(train.pixels, train.labels, classes=len(classes), device=device, progress=progress)
         run.fidelity(own, rows, measured, published=False)
@@ -139,23 +143,16 @@ class _Run:
         judges = []
         table: list[list[Accuracy]] = []
         several = len(row.learn_from) > 1
-        shared: dict[str, Any] = {
-            "row": row.name,
-            "candidate": row.learn_side,
-            "reference": row.test_side,
-            "seeds": self.seeds,
-            "std_over": "generators, one classifier each" if several else "classifier seeds",
-        }
+        shared: dict[str, Any] = {"row": row.name, "candidate": row.learn_side, "reference": row.test_side}
+        spread_over = "generators, one classifier each" if several else "classifier seeds"
         for recipe in self.protocol.recipes:
             results: list[Accuracy] = []
             epochs: list[int] = []
-            for place, seed in enumerate(self.seeds):
+            # Logistic regression draws nothing: on one set another seed would only repeat it.
+            repeats = recipe.network is None and not several
+            seeds = self.seeds[:1] if repeats else self.seeds
+            for place, seed in enumerate(seeds):
                 part = row.learn_from[place if several else 0]
-                if recipe.network is None and place and not several:
-                    # Logistic regression draws nothing: another seed would only repeat it.
-                    results.append(results[0])
-                    epochs.append(epochs[0])
-                    continue
                 learned = learn(
                     recipe,
                     part.pixels,
@@ -176,6 +173,8 @@ class _Run:
                     "accuracy",
                     [result.overall for result in results],
                     classifier=recipe.name,
+                    seeds=seeds,
+                    std_over="nothing: it draws nothing" if repeats else spread_over,
                     per_class=class_entries(results, self.classes),
                     settings={
                         "epochs": recipe.epochs,
@@ -189,7 +188,17 @@ class _Run:
         if self.protocol.mean_of_classifiers:
             means = [sum(result.overall for result in column) / len(column) for column in zip(*table, strict=True)]
             name = "mean of " + ", ".join(recipe.name for recipe in self.protocol.recipes)
-            measured.append(measurement(self.context, "accuracy", means, classifier=name, **shared))
+            measured.append(
+                measurement(
+                    self.context,
+                    "accuracy",
+                    means,
+                    classifier=name,
+                    seeds=self.seeds,
+                    std_over=spread_over,
+                    **shared,
+                )
+            )
         return judges
 
     def agreement(self, judge: Learned, rows: Sequence[_Row], measured: list[dict[str, Any]]) -> None:
