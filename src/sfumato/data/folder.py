@@ -113,13 +113,14 @@ class Folder:
             real = self._inside(os.path.join(self.root, relative))
             # Not blocking: a named pipe would wait for a writer for ever.
             handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                os.close(handle)
+                raise BadInput(
+                    "something in a class folder is not a file",
+                    advice="Class folders hold pictures only, no further folders; or use skip_bad=True (--skip-bad).",
+                    detail=relative,
+                )
             with open(handle, "rb") as file:
-                if not stat.S_ISREG(os.fstat(handle).st_mode):
-                    raise BadInput(
-                        "something in a class folder is not a file",
-                        advice="Class folders hold pictures only, no further folders; or use skip_bad (--skip-bad).",
-                        detail=relative,
-                    )
                 return frame.decode(file, name=relative)
         except OSError as error:
             raise from_system(error) from error

@@ -1,0 +1,83 @@
+"""The feature network is the published one, and nothing else is ever loaded in its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sfumato.evaluation import inception as room
+from sfumato.evaluation.features import extract
+from sfumato.evaluation.fidelity import kernel_distance, statistics
+from sfumato.evaluation.inception import InceptionHead, checked_bytes, inception, inception_score
+
+
+def test_kid_of_torchmetrics_documented_example() -> None:
+    """Uniform noise on 0..199 against 100..254 at 299×299, subsets of 50, 2048 features: documented as 0.0312 ± 0.0025.
+
+    KID is unbiased, so fewer images than the documented 100 give the same expectation.
+    """
+    random = torch.Generator().manual_seed(0)
+    dark = torch.randint(0, 200, (56, 3, 299, 299), dtype=torch.uint8, generator=random).numpy()
+    bright = torch.randint(100, 255, (56, 3, 299, 299), dtype=torch.uint8, generator=random).numpy()
+    network = inception()
+    features = [extract(network, images, batch=14) for images in (dark, bright)]
+    assert features[0].shape == (56, 2048)
+    mean, _, size = kernel_distance(statistics(features[0]), statistics(features[1]), subset_size=50)
+    assert size == 50
+    assert abs(mean - 0.0312) < 0.0025
+
+
+def test_grey_is_repeated_and_small_images_are_resized_between_pixel_centres() -> None:
+    seen: list[torch.Tensor] = []
+
+    class Spy(torch.nn.Module):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            seen.append(values)
+            return values.mean(dim=(2, 3))
+
+    grey = torch.tensor([0, 255], dtype=torch.uint8).repeat_interleave(14).expand(1, 1, 28, 28)
+    room.InceptionFeatures(Spy())(grey)
+    (values,) = seen
+    assert values.shape == (1, 3, 299, 299)
+    assert torch.equal(values[:, 0], values[:, 2])
+    assert float(values.min()) == -1.0
+    assert float(values.max()) == 127 / 128
+    # The edge between columns 13 and 14 lies at 14/28 of the width: the middle pixel is half way.
+    assert float(values[0, 0, 150, 149]) == pytest.approx((127.5 - 128) / 128, abs=1e-5)
+
+
+def test_floating_images_are_refused() -> None:
+    with pytest.raises(ValueError, match="uint8"):
+        room.InceptionFeatures(torch.nn.Identity())(torch.zeros(1, 3, 8, 8))
+
+
+def test_another_file_is_never_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "default_1.pt"
+    path.write_bytes(b"anything else")
+    with pytest.raises(ValueError, match="was not loaded"):
+        checked_bytes(path)
+
+
+def test_inception_score_without_a_head_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--inception-head"):
+        inception_score(torch.zeros(4, 2048), head=None)
+    save_file({"other": torch.zeros(2)}, tmp_path / "head.safetensors")
+    with pytest.raises(ValueError, match="'weight' and 'bias'"):
+        InceptionHead.load(tmp_path / "head.safetensors")
+
+
+def test_inception_score_of_collapsed_and_of_perfect_samples(tmp_path: Path) -> None:
+    weight = torch.zeros(8, 2048)
+    weight[:, :8] = 500.0 * torch.eye(8)
+    save_file({"fc.weight": weight, "fc.bias": torch.zeros(8)}, tmp_path / "head.safetensors")
+    head = InceptionHead.load(tmp_path / "head.safetensors")
+    same = torch.zeros(40, 2048)
+    same[:, 0] = 3.0
+    assert inception_score(same, head=head) == (pytest.approx(1.0), pytest.approx(0.0))
+    each = torch.zeros(80, 2048)
+    each[torch.arange(80), torch.arange(80) % 8] = 3.0
+    assert inception_score(each, head=head)[0] == pytest.approx(8.0)
+    assert inception_score(each[:3], head=head)[0] == pytest.approx(1.0)
