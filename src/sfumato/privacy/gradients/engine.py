@@ -176,7 +176,8 @@ class _Engine:
             raise Refused(
                 f"neither way of counting understands this loss: book-keeping says {self.known.unseen!r}, torch.func "
                 f"raises {type(error).__name__}. Use the parameters in layers the engine knows (linear, convolution, "
-                "embedding, normalisation, element-wise scales), or write the loss so that torch.func.vmap can trace it"
+                "embedding, normalisation, element-wise scales), or write the loss so that torch.func.vmap can "
+                "trace it (differentiate with torch.func.grad, vjp or jvp, not with torch.autograd.grad)"
             ) from None
 
     def _learn(self, batch: Batch) -> None:
