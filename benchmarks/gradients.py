@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from sfumato.privacy.gradients import Batch, PerClass, clipped_sum
+from sfumato.privacy.gradients import Batch, PerClass, clipped_sum, loop, product
 from sfumato.privacy.randomness import Randomness
 
 Sums = dict[str, Tensor]
@@ -213,7 +213,7 @@ def hooks(case: Case) -> Callable[[Batch], Sums]:
         squared = sum(
             (s.flatten(1).square().sum(1) for s in samples.values()), torch.zeros((), device=batch.images.device)
         )
-        factor = (case.clip / (torch.sqrt(squared) + 1e-6)).clamp(max=1.0)
+        factor = (case.clip / torch.sqrt(squared)).clamp(max=1.0)
         sums = {name: torch.einsum("i,i...", factor, sample) for name, sample in samples.items()}
         for parameter in module.parameters():
             parameter.grad_sample = None
@@ -266,7 +266,7 @@ def functional_chunks(case: Case) -> Callable[[Batch], Sums]:
             with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=case.autocast):
                 samples = per_row(values, images, labels, noise)
             squared = torch.stack([s.flatten(1).square().sum(1) for s in samples.values()]).sum(0)
-            factor = (case.clip / (torch.sqrt(squared) + 1e-6)).clamp(max=1.0)
+            factor = (case.clip / torch.sqrt(squared)).clamp(max=1.0)
             for name, sample in samples.items():
                 total[name] += torch.einsum("i,i...", factor, sample)
         return total
@@ -343,18 +343,20 @@ def _peak_in_process(case: Case, contender: str, threads: int) -> float:
 
 
 def agreement(case: Case, contenders: list[str]) -> dict[str, float]:
-    """Relative distance of each sum from the micro-batch loop's, on a few examples, TF32 off."""
+    """Relative distance of each sum from the engine's own plain loop, on a few examples, TF32 off."""
     matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     exact = Case(case.name, case.model, case.batch.take(0, min(24, case.batch.units)), case.clip)
-    reference = microbatch(exact)(exact.batch)
+    reference = loop.clipped_sum(exact.model, loss, exact.batch, exact.clip)
     size = _norm(tuple(reference.values()))
     apart = {}
     for contender in contenders:
-        if contender not in ("plain", "micro-batch loop"):
+        if contender != "plain":
             sums = CONTENDERS[contender](exact)(exact.batch)
             apart[contender] = _norm(tuple(sums[name] - reference[name] for name in reference)) / size
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+    if apart.get("ours", 0.0) > 1e-5:
+        raise SystemExit(f"the engine is {apart['ours']:.1e} away from the plain loop on {case.name}: do not trust it")
     return apart
 
 
@@ -397,6 +399,32 @@ def compare(
             )
         rows.append(row)
     return rows
+
+
+def profile(case: Case) -> None:
+    """Plain and our own step, operation by operation, and the formulas that were chosen."""
+    for contender in ("plain", "ours"):
+        step = CONTENDERS[contender](case)
+        for _ in range(3):
+            step(case.batch)
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if case.batch.images.device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        with torch.profiler.profile(activities=activities) as seen:
+            step(case.batch)
+            _wait(case.batch.images.device)
+        order = "self_cuda_time_total" if len(activities) > 1 else "self_cpu_time_total"
+        print(f"\n{case.name} {case.batch.units}: {contender}")
+        for event in sorted(seen.key_averages(), key=lambda e: -_self_time(e, order))[:18]:
+            print(f"  {_self_time(event, order) / 1e3:9.2f} ms  {event.count:5d}  {event.key[:90]}")
+    for key, formula in product._chosen.items():
+        print(f"  {formula}: {key}")
+    product._chosen.clear()
+
+
+def _self_time(event: object, order: str) -> float:
+    name = "self_device_time_total" if order.startswith("self_cuda") else order
+    return float(getattr(event, name))
 
 
 def classes(units: int, device: torch.device, rounds: int) -> list[dict[str, object]]:
@@ -459,6 +487,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=list(CONTENDERS))
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
+    parser.add_argument("--profile", action="store_true", help="show where our own steps spend their time instead")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--peak", choices=list(CONTENDERS), help="print one contender's peak memory in MB")
     given = parser.parse_args()
@@ -476,6 +505,9 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for name, units in cases:
         case = make(name, units, device, autocast=given.bf16)
+        if given.profile:
+            profile(case)
+            continue
         rows += compare(case, given.only or list(CONTENDERS), rounds=given.rounds, loop_units=given.loop_units,
                         threads=given.threads)  # fmt: skip
     if given.classes:

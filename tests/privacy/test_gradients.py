@@ -199,9 +199,9 @@ def test_a_loss_of_the_wrong_shape_is_refused(model: Classifier) -> None:
         clipped_sum(model, lambda m, x, y, r: m(x, y), make_batch(5), 1.0)
 
 
-@pytest.mark.parametrize("formula", ["gram", "keep", "drop"])
+@pytest.mark.parametrize("formula", ["gram", "keep", "drop", "grouped"])
 def test_every_formula_gives_the_same_sum(model: Classifier, formula: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product.Product, "_formula", lambda self: formula)
+    monkeypatch.setattr(product.Product, "_formula", lambda self: formula if self.convolves else "gram")
     batch = make_batch(6, 2)
     expected = loop.clipped_sum(model, squared_error, batch, 0.4)
     assert apart(clipped_sum(model, squared_error, batch, 0.4), expected) < 1e-9
@@ -213,7 +213,7 @@ def test_measuring_changes_nothing_beyond_rounding(model: Classifier, monkeypatc
     batch = make_batch(6, 2)
     expected = loop.clipped_sum(model, squared_error, batch, 0.4)
     assert apart(clipped_sum(model, squared_error, batch, 0.4), expected) < 1e-9
-    assert set(product._chosen.values()) <= {"gram", "keep", "drop"}
+    assert set(product._chosen.values()) <= {"gram", "keep", "drop", "grouped"}
     assert product._chosen
 
 

@@ -6,6 +6,7 @@ A unit's gradient is G = Σ_t b_t a_tᵀ, t over the positions of all its rows.
 - ``gram``: |G|² = Σ_{t,s} ⟨a_t, a_s⟩ ⟨b_t, b_s⟩, in float64, because the terms cancel: float32 is 3 % short when
   activations have mean 1e3 and spread 1, and a clip that under-estimates a norm is broken;
 - ``keep``: form every G once, take its norm, and weigh the same matrices afterwards: no second product;
+- ``grouped``: as ``keep``, but every G by one grouped convolution, a unit to each group;
 - ``drop``: form every G for its norm only, part by part, and let the weighted sum be one large product.
 
 Which is fastest depends on the shape and the device. Small work is decided by counting multiplications; large work by
@@ -39,6 +40,7 @@ class Product(Contribution):
     groups: int
     device: torch.device
     kind: tuple[object, ...]
+    convolves: bool = False
     _kept: Tensor | None = None
 
     @abstractmethod
@@ -48,6 +50,10 @@ class Product(Contribution):
     @abstractmethod
     def product(self, factor: Tensor) -> Tensor:
         """The weighted sum as one large product, ``[stack, numel]``."""
+
+    def by_groups(self) -> Tensor:
+        """All gradients by one grouped convolution, ``[units, numel]``, where ``convolves`` says there is one."""
+        raise NotImplementedError
 
     def squared_norm(self) -> tuple[Tensor, Tensor | None]:
         if self.positions == 1:
@@ -76,8 +82,8 @@ class Product(Contribution):
         return (norms[0].double() * norms[1]).sum(1).view(-1, self.groups).sum(1)
 
     def _measure(self, formula: str) -> tuple[Tensor, Tensor | None]:
-        if formula == "keep":
-            self._kept = self.instantiate(0, self.units)
+        if formula in ("keep", "grouped"):
+            self._kept = self.by_groups() if formula == "grouped" else self.instantiate(0, self.units)
             # The very matrices that were measured are weighed: no operand is rounded a second time.
             return squares(self._kept, exact=self.exact), None
         pairs = [self._gram(start, stop) if formula == "gram" else self._drop(start, stop)
@@ -124,6 +130,9 @@ class Product(Contribution):
         costs = {"gram": 2.0 * self.groups * self.positions**2 * (self.inner + self.outer) + one, "drop": 2.0 * one}
         if self.groups * self.inner * self.outer * self.units * 4 <= max(4 * self.bytes, 1 << 20):
             costs["keep"] = one
+            if self.convolves:
+                # The same multiplications; how well they run is the library's secret, so only a measurement picks it.
+                costs["grouped"] = 2.0 * one
         return costs
 
     def _seconds(self, formula: str) -> float:

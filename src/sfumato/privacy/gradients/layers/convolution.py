@@ -79,6 +79,8 @@ def one_after_another(x: Tensor, stack: int) -> Tensor:
 class ConvolutionWeight(Product):
     """``wide`` is the tensor patches are cut from, ``narrow`` the one with a value for each place."""
 
+    convolves = True
+
     def __init__(self, x: Tensor, gradient: Tensor, *, layer: Convolution, units: int, stack: int) -> None:
         self.x, self.gradient, self.layer = x, gradient, layer
         geometry = layer.geometry
@@ -106,6 +108,14 @@ class ConvolutionWeight(Product):
             return tensor.reshape(-1, width, tensor.shape[2])
         tensor = tensor.reshape(-1, self.rows_per_unit, self.groups, width, tensor.shape[2])
         return tensor.permute(0, 2, 3, 1, 4).reshape(-1, width, self.positions)
+
+    def by_groups(self) -> Tensor:
+        dtype = working(self.x.dtype)
+        each = self.layer.weight[:1].expand(self.units, *self.layer.weight.shape[1:])
+        layer = Convolution(
+            each, None, self.layer.geometry, stack=self.units, weight_name=self.layer.weight_name, bias_name=None
+        )
+        return layer.backward(self.x.to(dtype), self.gradient.to(dtype), weight=True).view(self.units, -1)
 
     def product(self, factor: Tensor) -> Tensor:
         dtype = working(self.x.dtype)
