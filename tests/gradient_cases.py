@@ -46,11 +46,11 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 def by_pass(done: Pass, model: nn.Module, clip: Clip) -> dict[str, Tensor]:
     """What a pass makes of its units under the loop's clip."""
     bounds = torch.tensor([bound for bound, _ in groups_of(model, clip).values()], dtype=torch.float64)[:, None]
-    total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in model.named_parameters() if p.requires_grad}
+    total: dict[str, Tensor] = {}
     factor = (bounds * (1 - loop.MARGIN) / done.squared.sqrt()).clamp(max=1.0)
     with torch.no_grad():
         done.add_weighted(factor, total)
-    return total
+    return {n: total.get(n, torch.zeros_like(p).double().flatten()) for n, p in model.named_parameters()}
 
 
 class Classifier(nn.Module):

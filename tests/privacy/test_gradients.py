@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from gradient_cases import Classifier, apart, make_batch, squared_error, vector
-from sfumato.privacy.gradients import Batch, Refused, clipped_sum, engine, loop, product
+from sfumato.privacy.gradients import Batch, Refused, clipped_sum, engine, loop, passes, product
 from sfumato.privacy.randomness import Draws
 
 
@@ -215,6 +218,25 @@ def test_measuring_changes_nothing_beyond_rounding(model: Classifier, monkeypatc
     assert apart(clipped_sum(model, squared_error, batch, 0.4), expected) < 1e-9
     assert set(product._chosen.values()) <= {"gram", "keep", "drop", "grouped"}
     assert product._chosen
+
+
+def test_a_pass_leaves_no_memory_behind(model: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[weakref.ref[passes.Record]] = []
+
+    class Watched(passes.Record):
+        def __init__(self, *, rows: int, units: int, stack: int, device: torch.device) -> None:
+            super().__init__(rows=rows, units=units, stack=stack, device=device)
+            records.append(weakref.ref(self))
+
+    monkeypatch.setattr(passes, "Record", Watched)
+    gc.collect()
+    gc.disable()
+    try:
+        clipped_sum(model, squared_error, make_batch(6), 0.4)
+        assert records
+        assert all(record() is None for record in records)
+    finally:
+        gc.enable()
 
 
 def test_private_state_reaches_the_loss(model: Classifier) -> None:

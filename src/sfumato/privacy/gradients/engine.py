@@ -59,18 +59,17 @@ def clipped_sum(
         raise ValueError(f"a chunk must hold at least one unit, not {chunk}")
     groups = groups_of(model, clip)
     refuse_mixing(model)
-    total = {
-        name: torch.zeros_like(p, dtype=torch.float64, requires_grad=False)
-        for name, p in model.named_parameters()
-        if p.requires_grad
-    }
     engine = _Engine(model, loss, groups, batch, chunk=chunk, stacked=stacked)
+    total: dict[str, Tensor] = {}
     start = 0
     while start < batch.units:
         size = engine.size(batch)
         engine.add(batch.take(start, min(batch.units, start + size)), total)
         start += size
-    return total
+    return {
+        name: total[name].view_as(p) if name in total else torch.zeros_like(p, dtype=torch.float64, requires_grad=False)
+        for name, p in engine.trainable.items()
+    }
 
 
 def _key(loss: Loss, batch: Batch) -> tuple[object, ...]:
@@ -84,6 +83,7 @@ class _Engine:
         self, model: nn.Module, loss: Loss, groups: Groups, batch: Batch, *, chunk: int | None, stacked: bool | None
     ) -> None:
         self.model, self.loss, self.groups = model, loss, groups
+        self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if stacked is None:
             stacked = batch.images.device.type == "cuda"
         self.stacked = stacked and isinstance(model, PerClass) and len(model) > 1 and model.stackable()
@@ -92,7 +92,7 @@ class _Engine:
         self.bounds = torch.tensor(
             [bound for bound, _ in groups.values()], dtype=torch.float64, device=batch.weights.device
         )[:, None]
-        self.largest = min(torch.finfo(p.dtype).max for p in model.parameters() if p.requires_grad)
+        self.largest = min(torch.finfo(p.dtype).max for p in self.trainable.values())
 
     def size(self, batch: Batch) -> int:
         """Units for the next pass."""
@@ -102,7 +102,7 @@ class _Engine:
             self._learn(batch)
         device = batch.images.device
         if self.known.unseen is not None:
-            numel = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+            numel = sum(p.numel() for p in self.trainable.values())
             return max(1, min(FUNCTIONAL_CHUNK, int(_free(device) / (numel * 16.0))))
         if self.known.chunk is None and self.known.bytes_per_unit > 0.0:
             # Inputs and output gradients of every layer are held, other saved tensors and temporaries come on top.
@@ -232,12 +232,15 @@ def _agree(fast: Pass, loop: Pass, model: nn.Module, batch: Batch) -> bool:
     # Unequal weights, so that gradients which were exchanged between units do not add up to the same.
     factor = torch.linspace(0.5, 1.5, norms.shape[1], dtype=torch.float64, device=norms.device).expand_as(norms)
     for one in (fast, loop):
-        total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in model.named_parameters() if p.requires_grad}
+        total: dict[str, Tensor] = {}
         with torch.no_grad():
             one.add_weighted(factor, total)
-        sums.append(torch.cat([value.flatten() for value in total.values()]))
+        sums.append(total)
+    empty = torch.zeros((), dtype=torch.float64, device=norms.device)
+    names = sums[0].keys() | sums[1].keys()
+    distance = torch.stack([(sums[0].get(n, empty) - sums[1].get(n, empty)).square().sum() for n in names]).sum().sqrt()
     room = tolerance * expected.sum() + slack.sum()
-    return bool(torch.linalg.vector_norm(sums[0] - sums[1]) <= 2.0 * room)
+    return bool(distance <= 2.0 * room)
 
 
 def _free(device: torch.device) -> float:

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 from sfumato.privacy.gradients import layers as _layers  # noqa: F401  (enters the layer rules)
 from sfumato.privacy.gradients.batch import Batch, Loss
-from sfumato.privacy.gradients.contribution import Contribution, Several, squares
+from sfumato.privacy.gradients.contribution import Contribution, Norms, Several, gather, lengths
 from sfumato.privacy.gradients.loop import unit_gradient
 from sfumato.privacy.gradients.per_class import Part, parts
 from sfumato.privacy.gradients.precision import DOUBLE, Arithmetic, arithmetic
@@ -30,7 +30,7 @@ class Pass(ABC):
 
     @abstractmethod
     def add_weighted(self, factor: Tensor, total: dict[str, Tensor]) -> None:
-        """Add ``Σ_u factor[group, u] · gradient_u`` to the totals."""
+        """Add ``Σ_u factor[group, u] · gradient_u`` to the totals; a name that is not there yet is entered."""
 
 
 class _Task(nn.Module):
@@ -72,6 +72,14 @@ def _index(groups: Groups) -> dict[str, int]:
     return {name: i for i, (_, names) in enumerate(groups.values()) for name in names}
 
 
+def _add(total: dict[str, Tensor], name: str, values: Tensor) -> None:
+    """Flat vectors in float64."""
+    if name in total:
+        total[name] += values
+    else:
+        total[name] = values.double()
+
+
 class Books(Pass):
     """One forward and one backward pass; norms from what the layers saw; then the weighted weight gradients."""
 
@@ -94,18 +102,16 @@ class Books(Pass):
                 for name, several in record.contributions.items()
             }
             self._parts.append((part, uses))
-            gathered: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+            gathered: dict[int, list[Norms]] = {}
             with torch.autocast(batch.images.device.type, enabled=False), torch.no_grad():
                 for name, use in uses.items():
                     use.exact = exact
-                    squared, spread = use.squared_norm()
-                    norms, spreads = gathered.setdefault(self._group[part.prefixes[0] + name], ([], []))
-                    norms.append(squared)
-                    spreads.append(squared if spread is None else spread.square())
+                    gathered.setdefault(self._group[part.prefixes[0] + name], []).append(use.norms())
                     dtypes.update(use.dtypes)
-                for group, (norms, spreads) in gathered.items():
-                    self.squared[group].index_add_(0, part.units, torch.stack(norms).sum(0))
-                    spread_squared[group].index_add_(0, part.units, torch.stack(spreads).sum(0))
+                for group, norms in gathered.items():
+                    squared, spread = gather(norms)
+                    self.squared[group].index_add_(0, part.units, squared)
+                    spread_squared[group].index_add_(0, part.units, spread)
         if stacked:
             # Padding must add nothing; were it not finite, it would still poison the weighted sums.
             self.padded_well = bool(torch.isfinite(self.squared[:, -1]).all())
@@ -124,7 +130,7 @@ class Books(Pass):
                 for name, use in uses.items():
                     sums = use.weighted(factors[self._group[part.prefixes[0] + name]])
                     for prefix, values in zip(part.prefixes, sums, strict=True):
-                        total[prefix + name] += values.view_as(total[prefix + name])
+                        _add(total, prefix + name, values)
 
 
 def _record(part: Part, loss: Loss) -> Record:
@@ -173,7 +179,7 @@ class Functional(Pass):
             self._parts.append((part, gradients))
             for name, gradient in gradients.items():
                 group = self._group[part.prefixes[0] + name]
-                self.squared[group].index_add_(0, part.units, squares(gradient.flatten(1), exact=True))
+                self.squared[group].index_add_(0, part.units, lengths(gradient.flatten(1), exact=True).square())
         self.spread = self.squared.sqrt()
         # The vectors are there, and are scaled and added in float64: no operand is rounded after the norm is known.
         self.arithmetic = DOUBLE
@@ -183,7 +189,7 @@ class Functional(Pass):
             factors = factor[:, part.units]
             for name, gradient in gradients.items():
                 full = part.prefixes[0] + name
-                total[full] += (factors[self._group[full]] @ gradient.double().flatten(1)).view_as(total[full])
+                _add(total, full, factors[self._group[full]] @ gradient.double().flatten(1))
 
 
 def _gradients(part: Part, loss: Loss) -> dict[str, Tensor]:
@@ -239,4 +245,4 @@ class Loop(Pass):
     def add_weighted(self, factor: Tensor, total: dict[str, Tensor]) -> None:
         for unit, gradient in enumerate(self._gradients):
             for name, value in gradient.items():
-                total[name] += factor[self._group[name], unit] * value
+                _add(total, name, (factor[self._group[name], unit] * value).flatten())

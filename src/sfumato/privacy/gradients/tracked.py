@@ -123,6 +123,8 @@ class _Seen(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise Unseen("the loss differentiates the network and keeps the graph")
         (x,) = ctx.saved_tensors
+        # Without its history: the record would hold the graph that holds the record, and memory would pile up.
+        x = x.detach()
         if ctx.record.counting:
             ctx.layer.note(ctx.record, x, gradient)
         return (ctx.layer.input_gradient(x, gradient) if ctx.needs_input_grad[0] else None), None, None, None

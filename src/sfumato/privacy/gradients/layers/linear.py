@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sfumato.privacy.gradients.contribution import Dense
+from sfumato.privacy.gradients.contribution import Dense, Length
 from sfumato.privacy.gradients.precision import working
 from sfumato.privacy.gradients.product import Product
 from sfumato.privacy.gradients.refusal import Unseen
@@ -19,7 +19,8 @@ from sfumato.privacy.gradients.tracked import RULES, Layer, Record, Tracked, aut
 class LinearWeight(Product):
     """x ``[rows, ..., in]`` and the gradient of y ``[rows, ..., out]``."""
 
-    def __init__(self, x: Tensor, gradient: Tensor, *, units: int, stack: int) -> None:
+    def __init__(self, x: Tensor, gradient: Tensor, *, units: int, stack: int, length: Length | None = None) -> None:
+        self.length = length
         self.inner, self.outer, self.groups = x.shape[-1], gradient.shape[-1], 1
         self.x = x.reshape(units, -1, self.inner)
         self.gradient = gradient.reshape(units, -1, self.outer)
@@ -30,6 +31,10 @@ class LinearWeight(Product):
 
     def operands(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         return self.x[start:stop].transpose(1, 2), self.gradient[start:stop].transpose(1, 2)
+
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        first, second = Length(self.x[:, 0]), self.length or Length(self.gradient[:, 0])
+        return first.value(exact=self.exact), second.value(exact=self.exact)
 
     def product(self, factor: Tensor) -> Tensor:
         dtype = working(self.x.dtype)
@@ -63,11 +68,14 @@ class Linear(Layer):
         return torch.bmm(gradient.reshape(self.stack, -1, gradient.shape[-1]), self.weight).view(x.shape)
 
     def note(self, record: Record, x: Tensor, gradient: Tensor) -> None:
+        units, stack = record.units, record.stack
+        # A bias has the output's gradient itself: one norm serves both.
+        length = Length(gradient) if gradient.dim() == 2 and record.rows == units else None
         if self.weight_name is not None:
-            record.add(self.weight_name, LinearWeight(x, gradient, units=record.units, stack=record.stack))
+            record.add(self.weight_name, LinearWeight(x, gradient, units=units, stack=stack, length=length))
         if self.bias_name is not None:
             summed = gradient if gradient.dim() == 2 else gradient.flatten(1, -2).sum(1, dtype=working(gradient.dtype))
-            record.add(self.bias_name, Dense(summed, units=record.units, stack=record.stack))
+            record.add(self.bias_name, Dense(summed, units=units, stack=stack, length=length))
 
 
 def split(
