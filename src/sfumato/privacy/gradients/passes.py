@@ -93,7 +93,7 @@ class Books(Pass):
         self._parts: list[tuple[Part, dict[str, Contribution]]] = []
         self.signatures: set[tuple[object, ...]] = set()
         self.padded_well = True
-        dtypes: set[torch.dtype] = {p.dtype for p in model.parameters() if p.requires_grad}
+        dtypes: set[torch.dtype] = set()
         for part in parts(model, batch, stacked=stacked):
             record = _record(part, loss)
             self.signatures.add((len(part.models) > 1, *record.signature))
@@ -155,7 +155,7 @@ def _record(part: Part, loss: Loss) -> Record:
         if not total.requires_grad:
             return record
         record.counting = True
-        with torch.autocast(batch.images.device.type, enabled=False):
+        with torch.autocast(batch.images.device.type, enabled=False), torch._C.DisableTorchFunctionSubclass():
             inputs = [record.anchor, *tracked.values(), *(p for source in sources for p in source.values())]
             _, *reached = torch.autograd.grad(total, inputs, allow_unused=True)
     names = [*tracked, *(name for source in sources for name in source)]
