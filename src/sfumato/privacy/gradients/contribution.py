@@ -143,7 +143,7 @@ def weigh(factor: Tensor, gradients: Tensor, stack: int) -> Tensor:
     gradients = gradients.to(working(gradients.dtype))
     factor = factor.to(gradients.dtype)
     if stack == 1:
-        return (factor[None] @ gradients.flatten(1)).view(1, -1)
+        return factor[None] @ gradients
     return torch.bmm(factor.view(stack, 1, -1), gradients.view(stack, factor.shape[0] // stack, -1))[:, 0]
 
 

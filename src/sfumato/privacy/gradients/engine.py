@@ -42,6 +42,7 @@ class _Known:
     functional: bool = False
     bytes_per_unit: float = 0.0
     chunk: int | None = None
+    tied: bool | None = None
 
 
 _known: weakref.WeakKeyDictionary[nn.Module, dict[tuple[object, ...], _Known]] = weakref.WeakKeyDictionary()
@@ -83,11 +84,15 @@ class _Engine:
         self, model: nn.Module, loss: Loss, groups: Groups, batch: Batch, *, chunk: int | None, stacked: bool | None
     ) -> None:
         self.model, self.loss, self.groups = model, loss, groups
-        self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.trainable: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if stacked is None:
             stacked = batch.images.device.type == "cuda"
         self.stacked = stacked and isinstance(model, PerClass) and len(model) > 1 and model.stackable()
         self.known = _known.setdefault(model, {}).setdefault((*_key(loss, batch), self.stacked), _Known())
+        if self.known.tied is None:
+            names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+            self.known.tied = len(names) > len(list(model.parameters()))
+        self.tied = self.known.tied
         self.chunk = chunk
         self.bounds = torch.tensor(
             [bound for bound, _ in groups.values()], dtype=torch.float64, device=batch.weights.device
@@ -149,10 +154,20 @@ class _Engine:
         return self._functional(batch)
 
     def _books(self, batch: Batch, *, exact: bool = False) -> Books:
-        books = Books(self.model, self.loss, batch, self.groups, stacked=self.stacked, exact=exact)
-        if books.padded_well:
-            return books
-        return Books(self.model, self.loss, batch, self.groups, stacked=False, exact=exact)
+        books = self._run(batch, stacked=self.stacked, exact=exact)
+        return books if books.padded_well else self._run(batch, stacked=False, exact=exact)
+
+    def _run(self, batch: Batch, *, stacked: bool, exact: bool) -> Books:
+        return Books(
+            self.model,
+            self.loss,
+            batch,
+            self.groups,
+            stacked=stacked,
+            exact=exact,
+            tied=self.tied,
+            trainable=self.trainable,
+        )
 
     def _functional(self, batch: Batch) -> Pass:
         if not self.known.functional:

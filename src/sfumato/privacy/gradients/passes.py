@@ -13,7 +13,7 @@ from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.contribution import Contribution, Norms, Several, gather, lengths
 from sfumato.privacy.gradients.loop import unit_gradient
 from sfumato.privacy.gradients.per_class import Part, parts
-from sfumato.privacy.gradients.precision import DOUBLE, Arithmetic, arithmetic
+from sfumato.privacy.gradients.precision import DOUBLE, Arithmetic, arithmetic, working
 from sfumato.privacy.gradients.refusal import Refused, Unseen
 from sfumato.privacy.gradients.tracked import Record, Tracked
 from sfumato.privacy.randomness import Draws
@@ -77,15 +77,26 @@ def _add(total: dict[str, Tensor], name: str, values: Tensor) -> None:
     if name in total:
         total[name] += values
     else:
-        total[name] = values.double()
+        total[name] = values
 
 
 class Books(Pass):
     """One forward and one backward pass; norms from what the layers saw; then the weighted weight gradients."""
 
     def __init__(
-        self, model: nn.Module, loss: Loss, batch: Batch, groups: Groups, *, stacked: bool, exact: bool = False
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batch: Batch,
+        groups: Groups,
+        *,
+        stacked: bool,
+        exact: bool = False,
+        tied: bool = True,
+        trainable: dict[str, Tensor] | None = None,
     ) -> None:
+        """``tied``: some weights may have two names. ``trainable``: the model's, if they are at hand."""
+        trainable = _trainable(model) if trainable is None else trainable
         self._group = _index(groups)
         shape = (len(groups), batch.units + 1)
         self.squared = torch.zeros(shape, dtype=torch.float64, device=batch.weights.device)
@@ -95,7 +106,7 @@ class Books(Pass):
         self.padded_well = True
         dtypes: set[torch.dtype] = set()
         for part in parts(model, batch, stacked=stacked):
-            record = _record(part, loss)
+            record = _record(part, loss, trainable=trainable, tied=tied)
             self.signatures.add((len(part.models) > 1, *record.signature))
             uses = {
                 name: several[0] if len(several) == 1 else Several(several)
@@ -124,20 +135,28 @@ class Books(Pass):
 
     def add_weighted(self, factor: Tensor, total: dict[str, Tensor]) -> None:
         padded = torch.cat([factor, factor.new_zeros(len(factor), 1)], dim=1)
+        names, sums = [], []
         with torch.autocast(factor.device.type, enabled=False), torch.no_grad():
             for part, uses in self._parts:
                 factors = padded[:, part.units]
+                rounded = {dtype: factors.to(dtype) for dtype in {working(use.dtypes[0]) for use in uses.values()}}
                 for name, use in uses.items():
-                    sums = use.weighted(factors[self._group[part.prefixes[0] + name]])
-                    for prefix, values in zip(part.prefixes, sums, strict=True):
-                        _add(total, prefix + name, values)
+                    group = self._group[part.prefixes[0] + name]
+                    values = use.weighted(rounded[working(use.dtypes[0])][group])
+                    names += [prefix + name for prefix in part.prefixes]
+                    sums += list(values)
+            if sums:
+                # One conversion for all parameters; a device starts slowly and runs fast.
+                flat = torch.cat(sums).double()
+                for name, values in zip(names, flat.split([len(value) for value in sums]), strict=True):
+                    _add(total, name, values)
 
 
-def _record(part: Part, loss: Loss) -> Record:
+def _record(part: Part, loss: Loss, *, trainable: dict[str, Tensor], tied: bool) -> Record:
     """Run the loss forward and backward on tracked parameters."""
     batch, stack = part.batch, len(part.models)
     record = Record(rows=len(batch.labels), units=batch.units, stack=stack, device=batch.images.device)
-    sources = [_trainable(model) for model in part.models]
+    sources = [trainable] if part.prefixes == ("",) else [_trainable(model) for model in part.models]
     real = sources[0]
     tracked = {}
     for name, parameter in real.items():
@@ -146,7 +165,9 @@ def _record(part: Part, loss: Loss) -> Record:
     task = _Task(part.models[0], loss)
     with torch.enable_grad():
         try:
-            rows = functional_call(task, {"model." + name: value for name, value in tracked.items()}, (batch,))
+            values: dict[str, Tensor] = {"model." + name: value for name, value in tracked.items()}
+            # Looking for shared weights takes time; should one be missed, it is found as a parameter reached otherwise.
+            rows = functional_call(task, values, (batch,), tie_weights=tied)
         except (Unseen, Refused, torch.OutOfMemoryError):
             raise
         except (RuntimeError, TypeError, AttributeError, NotImplementedError) as error:

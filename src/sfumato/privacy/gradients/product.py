@@ -114,7 +114,7 @@ class Product(Contribution):
         """Units in parts whose intermediate tensors stay small."""
         width = self.groups * (self.inner + self.outer) * self.positions * 8
         width += self.groups * (self.positions**2 * 16 if formula == "gram" else self.inner * self.outer * 4)
-        size = max(1, int((1 << 30 if self.device.type == "cuda" else 1 << 27) // width))
+        size = max(1, int((1 << 28 if self.device.type == "cuda" else 1 << 27) // width))
         for start in range(0, self.units, size):
             yield start, min(self.units, start + size)
 
@@ -134,7 +134,9 @@ class Product(Contribution):
         """Multiplications for each unit, those in float64 counted twice."""
         one = float(self.groups * self.positions * self.inner * self.outer)
         costs = {"gram": 2.0 * self.groups * self.positions**2 * (self.inner + self.outer) + one, "drop": 2.0 * one}
-        if self.groups * self.inner * self.outer * self.units * 4 <= max(4 * self.bytes, 1 << 20):
+        # Held until the weighted sum: on a GPU memory is dearer than a second product.
+        held = self.groups * self.inner * self.outer * self.units * 4
+        if held <= max((1 if self.device.type == "cuda" else 4) * self.bytes, 1 << 20):
             costs["keep"] = one
             if self.convolves:
                 # The same multiplications; how well they run is the library's secret, so only a measurement picks it.

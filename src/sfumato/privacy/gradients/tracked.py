@@ -135,6 +135,14 @@ def see(record: Record, layer: Layer, x: Tensor) -> Tensor:
     return _Seen.apply(x, record.anchor, layer, record)
 
 
+def see_product(record: Record, layer: Layer, x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The same for a layer that autocast would run in ``dtype``; the layer's weights are in it already."""
+    if dtype is None:
+        return _Seen.apply(x, record.anchor, layer, record)
+    with torch.autocast(x.device.type, enabled=False):
+        return _Seen.apply(x.to(dtype), record.anchor, layer, record)
+
+
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """What autocast would turn the operands of a matrix product into; None when it is off."""
     if not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:

@@ -44,7 +44,7 @@ class Lookup(Contribution):
         return table.scatter_add_(1, index, gradient).flatten(1)
 
     def weighted(self, factor: Tensor) -> Tensor:
-        gradient = self.gradient.double() * factor[:, None, None]
+        gradient = self.gradient.double() * factor.double()[:, None, None]
         per_model = self.units // self.stack
         model = torch.arange(self.stack, device=factor.device).repeat_interleave(per_model)
         table = gradient.new_zeros(self.stack * self.entries, self.width)
