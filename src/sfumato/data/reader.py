@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from PIL import Image
-
 from sfumato.data import store
 from sfumato.data.arrow import arrow, is_arrow
 from sfumato.data.folder import Folder
@@ -50,8 +48,8 @@ def read_kept(
     """The decoded rows and the label set. Raises BadInput alone; its text names no file unless ``internal``."""
     try:
         with warnings.catch_warnings():
-            # Our own limit on pixels is checked before anything is decoded.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            # Decoders warn about what they find in single files: private, and each case has its rule here.
+            warnings.simplefilter("ignore")
             return _read(Path(path), reading, store.cache_folder(cache), 0 if cache is not None else memory_limit)
     except BadInput as error:
         problem = error.shown(internal=internal)
