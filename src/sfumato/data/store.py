@@ -10,6 +10,7 @@ import re
 import shutil
 import struct
 import tempfile
+import weakref
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,11 +48,11 @@ class MappedRows(np.memmap):
     after enough random batches the process would seem to hold the whole file.
     """
 
-    _file: IO[bytes] | None = None
+    _handle: int | None = None
 
     def __getitem__(self, index: Any) -> Any:
-        file = self._file
-        if file is None or not isinstance(index, (np.ndarray, list)) or np.ndim(index) != 1:
+        handle = self._handle
+        if handle is None or not isinstance(index, (np.ndarray, list)) or np.ndim(index) != 1:
             return super().__getitem__(index)
         rows = np.asarray(index)
         if rows.dtype == np.bool_ and len(rows) == len(self):
@@ -64,7 +65,7 @@ class MappedRows(np.memmap):
         gathered = np.empty((len(rows), *self.shape[1:]), self.dtype)
         target, width = gathered.reshape(-1).view(np.uint8).data, self.strides[0]
         for place, row in enumerate(rows.tolist()):
-            if os.preadv(file.fileno(), [target[place * width : (place + 1) * width]], row * width) != width:
+            if os.preadv(handle, [target[place * width : (place + 1) * width]], row * width) != width:
                 raise OSError("the file of decoded pixels has become shorter")
         return gathered
 
@@ -99,7 +100,8 @@ def _map(file: Path, shape: list[int]) -> np.ndarray:
         raise ValueError("the file is not as long as its shape says")
     rows = MappedRows(file, dtype=_KINDS[name], mode="r", shape=tuple(shape))
     # Held open with the map: the rows stay readable when the cache is cleared meanwhile. Views do not inherit it.
-    rows._file = file.open("rb")
+    rows._handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    weakref.finalize(rows, os.close, rows._handle)
     return rows
 
 
