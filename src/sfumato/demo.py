@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from sfumato.console import ProgressBar
 from sfumato.data import Images, PrivateImages, read
 from sfumato.data.digits import draw_digits
 from sfumato.methods import DPMERF
@@ -50,6 +50,7 @@ def run_demo(
     epsilon: float = 10.0,
     delta: float = 1e-5,
     seed: int = 1,
+    method: Method | None = None,
     console: Console,
 ) -> Outcome:
     """Writes ``out``: release/, synthetic/, samples.png, ledger.jsonl, and internal/ with what may not leave.
@@ -63,7 +64,7 @@ def run_demo(
     started = time.monotonic()
     train, test = _collections(data, seed=seed, console=console)
     budget = Budget(epsilon=epsilon, delta=delta, unit="image" if train.persons is None else "person")
-    method = best_method()
+    method = method or best_method()
     _tell_plan(method, budget, console)
     out.mkdir(parents=True, exist_ok=True)
     release = _fit(method, PrivateImages.from_images(train), budget, out / "ledger.jsonl", console)
@@ -118,28 +119,14 @@ def _tell_plan(method: Method, budget: Budget, console: Console) -> None:
     console.print(table)
 
 
-class _Bars:
-    """Shows public progress: which part, how far, and the ε spent so far."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
-
-    def report(self, name: str, done: int, total: int, epsilon: float | None) -> None:
-        if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=total)
-        self._progress.update(self._tasks[name], completed=done)
-
-
 def _fit(method: Method, private: PrivateImages, budget: Budget, ledger: Path, console: Console) -> Release:
     console.rule("[bold]3 · Learning through the door")
     console.print(
         "Each answer is a sum to which one picture adds little, plus noise that hides that little. Every answer is "
         "written into a ledger before it is given. What follows from the answers costs nothing more."
     )
-    columns = (TextColumn("  {task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        release = method.fit(private, budget, ledger, progress=_Bars(progress))
+    with ProgressBar() as progress:
+        release = method.fit(private, budget, ledger, progress=progress)
     card = release.card
     console.print(Panel(card["sentence"], title=f"[bold]{card['guarantee']}[/bold]: ε = {card['epsilon']}", width=100))
     return release
