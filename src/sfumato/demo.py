@@ -81,7 +81,7 @@ def _collections(data: Images | str | Path | None, *, seed: int, console: Consol
     if data is None:
         console.print(
             f"Imagine {DIGITS:,} people each gave you one picture of a digit, in confidence. We draw such pictures "
-            "now, in two dozen typefaces, slanted, stretched, blurred and noisy. Whatever we give away later may "
+            "now, in 22 typefaces, slanted, stretched, blurred and noisy. Whatever we give away later may "
             "depend on them through one door only: it answers questions, with noise added."
         )
         return draw_digits(DIGITS, seed=seed), draw_digits(2_000, seed=seed + 1)

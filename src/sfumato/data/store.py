@@ -163,13 +163,17 @@ class Writer:
         handle = os.open(self._partial / _FACTS, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(handle, "w") as file:
             json.dump({**facts, "shapes": shapes}, file)
+        if (kept := find(self._folder, key)) is not None:
+            # Another process was faster.
+            shutil.rmtree(self._partial)
+            self._partial = None
+            return kept
         entry = self._folder / f"pixels-{key}"
         if entry.exists():
             shutil.rmtree(entry)
         self._partial.rename(entry)
         self._partial = None
-        kept = find(self._folder, key)
-        if kept is None:
+        if (kept := find(self._folder, key)) is None:
             raise OSError("the decoded pixels could not be found again where they were written")
         return kept
 
