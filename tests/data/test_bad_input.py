@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from data.samples import CLASSES, encoded, pictures, table, write_arrow, write_folder, write_idx, write_npz
 from sfumato.data import BadInput, read
@@ -439,3 +439,21 @@ def test_disk_that_fills_up(tmp_path: Path) -> None:
     assert "no room left to write to" in _run(program, str(place), str(tmp_path / "cache" / "deep"))
     assert not (tmp_path / "cache").exists()
     assert len(read(place, cache=tmp_path / "cache").pixels) == 2000
+
+
+def test_decoders_say_nothing_about_single_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    """A TIFF that claims 768 samples a pixel makes Pillow log that number."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, format="TIFF")
+    samples = struct.pack("<HHI", 277, 3, 1)
+    content = buffer.getvalue()
+    assert samples in content
+    place = _bad_file(tmp_path / "c", content.replace(samples + b"\x03\0", samples + b"\0\x03"))
+    with pytest.raises(BadInput, match="cannot be decoded"):
+        read(place)
+    assert not caplog.records and not recwarn.list
+    with pytest.raises(UnidentifiedImageError):
+        Image.open(place / "cat" / f"{SECRET}.png")
+    assert caplog.records  # it does so when nobody stops it
