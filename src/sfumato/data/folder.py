@@ -49,7 +49,7 @@ class Folder:
                     advice="Make one sub-folder for each class, even an empty one.",
                 )
         for name in folders:
-            _check_name(name)
+            check_name(name)
             self._inside(os.path.join(root, name))
         self._folders = sorted(folders)
         self.classes: tuple[str, ...] | None = tuple(self._folders) if choice.labelled else None
@@ -113,13 +113,14 @@ class Folder:
             real = self._inside(os.path.join(self.root, relative))
             # Not blocking: a named pipe would wait for a writer for ever.
             handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                os.close(handle)
+                raise BadInput(
+                    "something in a class folder is not a file",
+                    advice="Class folders hold pictures only, no further folders; or use skip_bad=True (--skip-bad).",
+                    detail=relative,
+                )
             with open(handle, "rb") as file:
-                if not stat.S_ISREG(os.fstat(handle).st_mode):
-                    raise BadInput(
-                        "something in a class folder is not a file",
-                        advice="Class folders hold pictures only, no further folders; or use skip_bad (--skip-bad).",
-                        detail=relative,
-                    )
                 return frame.decode(file, name=relative)
         except OSError as error:
             raise from_system(error) from error
@@ -133,13 +134,13 @@ def _bucket(name: str, passes: int) -> int:
     return zlib.crc32(name.encode("utf-8", "surrogateescape")) % passes
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
     """A class name is printed on cards and used as a folder name: any letters will do, nothing invisible."""
     bad = any(unicodedata.category(letter) in ("Cc", "Cs", "Cf", "Zl", "Zp") for letter in name)
-    if bad or name.startswith(".") or name != name.strip():
+    if bad or not name or "/" in name or name.startswith(".") or name != name.strip():
         raise BadInput(
-            "a class folder has a name that cannot be a class",
-            advice="Names may use any letters, but no control or invisible characters or line breaks, no blank at "
-            "either end and no dot at the start. Rename the folder.",
+            "a class has a name that no class folder can have",
+            advice="Names may use any letters, but no control or invisible characters or line breaks, no slash, no "
+            "blank at either end and no dot at the start. Rename it.",
             detail=repr(name),
         )

@@ -16,7 +16,9 @@ Crop = Literal["centre", "none"]
 PIXEL_LIMIT = 64_000_000
 """A picture that claims more pixels than this is refused before it is decoded."""
 
-_FORMATS = ("PNG", "JPEG", "MPO", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+# Above this Pillow itself refuses.
+_DECODER_LIMIT = 178_000_000
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 _ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -56,11 +58,16 @@ class Frame:
             raise ValueError(f'crop must be "centre", "none" or a positive number of pixels, not {self.crop!r}')
         if self.colour not in ("grey", "rgb", None):
             raise ValueError(f'colour must be "grey", "rgb" or None, not {self.colour!r}')
+        if not 1 <= self.pixel_limit <= _DECODER_LIMIT:
+            raise ValueError(f"pixel_limit must lie from 1 to {_DECODER_LIMIT:,}, not {self.pixel_limit:,}")
 
     def decode(self, file: BinaryIO, *, name: str = "") -> np.ndarray:
         """The picture in an encoded file."""
         with parsing(_NOT_A_PICTURE, advice=_SET_ASIDE, name=name):
-            picture = Image.open(file, formats=_FORMATS)
+            try:
+                picture = Image.open(file, formats=_FORMATS)
+            except Image.DecompressionBombError:
+                raise self._too_large(name) from None
             self._check_area(*picture.size, name=name)
             picture.load()
             turn = _UPRIGHT.get(picture.getexif().get(_ORIENTATION, 1))
@@ -88,34 +95,39 @@ class Frame:
 
     def _check_area(self, width: int, height: int, *, name: str) -> None:
         if width * height > self.pixel_limit:
-            raise BadInput(
-                f"a picture claims more than {self.pixel_limit:,} pixels",
-                advice="Scale it down first, raise pixel_limit if it is meant, or use skip_bad=True (--skip-bad).",
-                detail=f"{name}: {width} × {height}",
-            )
+            raise self._too_large(name)
+
+    def _too_large(self, name: str) -> BadInput:
+        return BadInput(
+            f"a picture claims more than {self.pixel_limit:,} pixels",
+            advice="Scale it down first, raise pixel_limit if it is meant, or use skip_bad=True (--skip-bad).",
+            detail=name,
+        )
 
     def _finish(self, picture: Image.Image) -> np.ndarray:
         """Colour, crop and size of an 8-bit L or RGB picture. The resize is antialiased."""
         if self.colour is not None:
             picture = picture.convert("L" if self.colour == "grey" else "RGB")
         width, height = picture.size
-        box_width, box_height = float(width), float(height)
         tall, wide = (height, width) if self.size is None else _pair(self.size)
+        part_width, part_height = width, height
         if isinstance(self.crop, int):
             if self.crop > min(width, height):
                 raise BadInput(
                     f"a picture is smaller than the {self.crop} pixels to be cropped from it",
                     advice="Give a smaller crop, or set such records aside with skip_bad=True (--skip-bad).",
                 )
-            box_width = box_height = float(self.crop)
+            part_width = part_height = self.crop
             tall, wide = (self.crop, self.crop) if self.size is None else (tall, wide)
         elif self.crop == "centre":
             scale = min(width / wide, height / tall)
-            box_width, box_height = wide * scale, tall * scale
-        left, top = (width - box_width) / 2, (height - box_height) / 2
-        box = (left, top, left + box_width, top + box_height)
-        if (wide, tall) != (width, height) or box != (0, 0, width, height):
-            picture = picture.resize((wide, tall), Image.Resampling.BICUBIC, box=box)
+            part_width, part_height = max(1, round(wide * scale)), max(1, round(tall * scale))
+        left, top = (width - part_width) // 2, (height - part_height) // 2
+        # Cut first: a resize that is only given the box also looks at what lies around it.
+        if (part_width, part_height) != (width, height):
+            picture = picture.crop((left, top, left + part_width, top + part_height))
+        if (wide, tall) != (part_width, part_height):
+            picture = picture.resize((wide, tall), Image.Resampling.BICUBIC)
         pixels = np.asarray(picture)
         return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0))
 

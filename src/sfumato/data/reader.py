@@ -87,6 +87,7 @@ def recognise(path: Path) -> Format:
 
 
 def _read(path: Path, reading: Reading, folder: Path, memory_limit: int) -> tuple[store.Kept, tuple[str, ...]]:
+    path = path if reading.format else _exported(path)
     source = _SOURCES[reading.format or recognise(path)](path, reading.choice)
     labels = Labels(source, reading.choice, infer=reading.infer_classes)
     key = store.cache_key(source.fingerprint(), reading, labels.classes)
@@ -100,6 +101,15 @@ def _read(path: Path, reading: Reading, folder: Path, memory_limit: int) -> tupl
             writer.discard()
             raise
     return kept, labels.classes
+
+
+def _exported(path: Path) -> Path:
+    """Inside a folder that ``export`` wrote, the images; any other path as it is."""
+    if path.is_dir() and (path / "card.json").is_file():
+        for name in ("images", "images.npz"):
+            if (path / name).exists():
+                return path / name
+    return path
 
 
 def _gather(source: Source, reading: Reading, labels: Labels, writer: store.Writer) -> list[str]:

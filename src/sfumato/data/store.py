@@ -53,9 +53,9 @@ class MappedRows(np.memmap):
         if not isinstance(index, (np.ndarray, list)):
             return super().__getitem__(index)
         rows = np.asarray(index)
-        rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         if rows.ndim != 1:
             return super().__getitem__(index)
+        rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         gathered = np.empty((len(rows), *self.shape[1:]), self.dtype)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)

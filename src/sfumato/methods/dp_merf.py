@@ -35,7 +35,7 @@ class DPMERF(Method):
     features: int = 4000
     length_scale: float = 10.0
     code: int = 5
-    width: int = 16
+    width: int = 8
     iterations: int = 2000
     batch: int = 500
     learning_rate: float = 0.01

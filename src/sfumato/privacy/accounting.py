@@ -11,7 +11,7 @@ import functools
 import importlib.metadata
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import dp_accounting
 import numpy as np
@@ -135,23 +135,43 @@ def calibrate(events: Sequence[NoisySums], budget: Budget) -> tuple[NoisySums, .
         mechanisms = _mechanisms(event.scaled(factor) for event in events)
         return _epsilon(mechanisms or (), budget.delta, grid)
 
-    low, high = 1e-2, 1.0
+    high = 1.0
     while cost(high, _COARSE) > budget.epsilon:
-        low, high = high, 2 * high
+        high *= 2
         if high > 1e7:
             raise BudgetExceeded(
                 f"no amount of noise brings these events below ε {budget.epsilon:g} at δ {budget.delta:g}; "
                 "the parts with fixed noise leave too little"
             )
-    while cost(low, _COARSE) <= budget.epsilon and low > 1e-6:
-        low, high = low / 4, low
-    # ``high`` is always a factor that was seen to be within the budget.
-    while high / low > 1 + 1e-4 and cost(high, _COARSE) < (1 - _TOLERANCE) * budget.epsilon:
-        middle = math.sqrt(low * high)
-        if cost(middle, _COARSE) <= budget.epsilon:
-            high = middle
-        else:
-            low = middle
-    while cost(high, _FINE) > budget.epsilon:
-        high *= 1.001
+    for grid in (_COARSE, _FINE):  # the fine grid has the last word
+        high = _cheapest(lambda factor, grid=grid: cost(factor, grid), high, budget.epsilon)  # type: ignore[misc]
     return tuple(event.scaled(high) for event in events)
+
+
+def _cheapest(cost: Callable[[float], float], start: float, target: float) -> float:
+    """The smallest factor, to within the tolerance, that costs at most ``target``; cost falls as the factor grows."""
+    high = start
+    while (top := cost(high)) > target:
+        high *= 1.01
+    low = high
+    while top < (1 - _TOLERANCE) * target and low > 1e-9:
+        low /= 2
+        bottom = cost(low)
+        if bottom <= target:
+            high, top = low, bottom
+            continue
+        # log cost is nearly linear in log factor, so the false position lands close; halving guards against the rest.
+        for turn in range(60):
+            if top >= (1 - _TOLERANCE) * target:
+                break
+            aim = math.log((1 - _TOLERANCE / 2) * target)
+            share = (math.log(bottom) - aim) / (math.log(bottom) - math.log(max(top, 1e-300)))
+            share = 0.5 if turn % 3 == 2 or not math.isfinite(share) else min(0.999, max(0.001, share))
+            middle = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+            value = cost(middle)
+            if value <= target:
+                high, top = middle, value
+            else:
+                low, bottom = middle, value
+        break
+    return high

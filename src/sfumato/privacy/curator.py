@@ -77,6 +77,8 @@ class Curator:
     ``shape`` and ``classes`` are public; so is every answer.
     """
 
+    step_type: type[Step]
+
     def __init__(
         self,
         records: PrivateRecords,
@@ -130,7 +132,7 @@ class Curator:
         last = event.steps - (paid - done)
         shown = -1
         for index in range(done, last):
-            step = Step(self, event, index)
+            step = self.step_type(self, event, index)
             yield step
             step._finish()
             if self._checkpoint:
@@ -297,8 +299,8 @@ class Step:
             if values.shape[:1] != batch.labels.shape:
                 raise ValueError(f"{block!r}: features must give one vector for each of the rows it gets")
             shape = tuple(values.shape[1:])
-            part = _clipped_feature_sum(values.flatten(1), batch, bound, classes if by_class else None)
-            total = part if total is None else total + part
+            clipped = _clipped_feature_sum(values.flatten(1), batch, bound, classes if by_class else None)
+            total = clipped if total is None else total + clipped
         if total is None or shape is None:
             raise RuntimeError("a step without a batch")
         deviation = self._noise_multiplier(block) * bound
@@ -356,6 +358,9 @@ class Step:
                 share = share.repeat_interleave(draws, 1)
             yield Batch(images, labels, curator._randomness.draws(ids, number, *label, block), share, memory)
             start += max(1, len(units))
+
+
+Curator.step_type = Step
 
 
 def _clipped_feature_sum(values: Tensor, batch: Batch, bound: float, classes: int | None) -> Tensor:

@@ -21,8 +21,6 @@ from sfumato.release.page import card_page
 class Sampler(Protocol):
     """What a release needs of its method: the network's architecture, and how to draw from it."""
 
-    name: Any
-
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module: ...
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor: ...
 

@@ -1,7 +1,10 @@
 """Sums of per-example clipped gradients: ``clipped_sum(model, loss, batch, clip)``."""
 
 from sfumato.privacy.gradients.batch import Batch, Loss
+from sfumato.privacy.gradients.engine import clipped_sum
 from sfumato.privacy.gradients.groups import Clip, groups_of
-from sfumato.privacy.gradients.loop import clipped_sum
+from sfumato.privacy.gradients.per_class import PerClass
+from sfumato.privacy.gradients.probe import check
+from sfumato.privacy.gradients.refusal import Refused
 
-__all__ = ["Batch", "Clip", "Loss", "clipped_sum", "groups_of"]
+__all__ = ["Batch", "Clip", "Loss", "PerClass", "Refused", "check", "clipped_sum", "groups_of"]

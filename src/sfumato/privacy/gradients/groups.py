@@ -7,18 +7,24 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from sfumato.privacy.gradients.per_class import PerClass
+
 Clip = float | Mapping[str, float]
 """One clip norm for the whole model, or one for each group, named by the start of its parameters' names."""
 
 
 def groups_of(model: nn.Module, clip: Clip) -> dict[str, tuple[float, list[str]]]:
-    """Group name → (clip norm, parameter names). Refuses a parameter in no group or in two, and an unused group."""
+    """Group name → (clip norm, parameter names). Refuses a parameter in no group or in two, and an unused group.
+
+    The groups of a ``PerClass`` are named as in one of its models and hold that part of all of them.
+    """
     clips = dict(clip) if isinstance(clip, Mapping) else {"": float(clip)}
     for name, norm in clips.items():
         if not (math.isfinite(norm) and norm > 0):
             raise ValueError(f"the clip of group {name or 'all'!r} must be a positive number, not {norm}")
+    inner = model[0] if isinstance(model, PerClass) else model
     groups: dict[str, tuple[float, list[str]]] = {name: (float(norm), []) for name, norm in clips.items()}
-    for parameter, tensor in model.named_parameters():
+    for parameter, tensor in inner.named_parameters():
         if not tensor.requires_grad:
             continue
         owners = [name for name in clips if not name or parameter == name or parameter.startswith(name + ".")]
@@ -31,4 +37,9 @@ def groups_of(model: nn.Module, clip: Clip) -> dict[str, tuple[float, list[str]]
     for name, (_, parameters) in groups.items():
         if not parameters:
             raise ValueError(f"clip group {name or 'all'!r} names no trainable parameter of the model")
-    return groups
+    if not isinstance(model, PerClass):
+        return groups
+    return {
+        name: (norm, [f"models.{label}.{parameter}" for label in range(len(model)) for parameter in parameters])
+        for name, (norm, parameters) in groups.items()
+    }

@@ -7,9 +7,24 @@ from torch import Tensor, nn
 
 from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.groups import Clip, groups_of
+from sfumato.privacy.gradients.per_class import losses
 
 MARGIN = 1e-6
 """float32 rounds the scaled vector; the clip aims this much lower so that what is summed stays inside the ball."""
+
+
+def unit_gradient(model: nn.Module, loss: Loss, one: Batch) -> dict[str, Tensor]:
+    """Parameter name → the gradient of a single unit's loss, in float64."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    weights = one.weights.flatten()
+    value = torch.where(weights > 0, losses(model, loss, one) * weights, 0.0).sum()
+    if not value.requires_grad:
+        return {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
+    gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(p, dtype=torch.float64) if g is None else g.detach().double()
+        for (name, p), g in zip(parameters.items(), gradients, strict=True)
+    }
 
 
 def clipped_sum(model: nn.Module, loss: Loss, batch: Batch, clip: Clip) -> dict[str, Tensor]:
@@ -18,13 +33,7 @@ def clipped_sum(model: nn.Module, loss: Loss, batch: Batch, clip: Clip) -> dict[
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
     for unit in range(batch.units):
-        one = batch.take(unit, unit + 1)
-        value = torch.where(one.weights.flatten() > 0, one.losses(loss, model) * one.weights.flatten(), 0.0).sum()
-        gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
-        vectors = {
-            name: torch.zeros_like(total[name]) if g is None else g.detach().double()
-            for name, g in zip(parameters, gradients, strict=True)
-        }
+        vectors = unit_gradient(model, loss, batch.take(unit, unit + 1))
         norms = {
             group: torch.sqrt(torch.stack([vectors[name].square().sum() for name in names]).sum())
             for group, (_, names) in groups.items()

@@ -1,0 +1,490 @@
+"""What a private step costs: plain SGD against every way to a sum of clipped gradients, interleaved in one run.
+
+    python benchmarks/gradients.py --threads 2 --case flow:256 --case discriminator:64 --out gradients.json
+    python benchmarks/gradients.py --device cuda --tf32 --case flow:6000 --case discriminator:512 --case unet:2048
+
+Times are medians over the rounds; in every round each contender takes one step in turn. The authors' micro-batch loop
+is timed on at most ``--loop-units`` examples and scaled up. Memory is the peak above what model and batch take.
+Agreement is checked in float32 with TF32 off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+from sfumato.privacy.gradients import Batch, PerClass, clipped_sum
+from sfumato.privacy.randomness import Randomness
+
+Sums = dict[str, Tensor]
+
+
+class Coupling(nn.Module):
+    """An affine coupling on a code of ``width``, every other place kept."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.network = nn.Sequential(
+            nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2 * width)
+        )
+        self.register_buffer("mask", (torch.arange(width) % 2).float())
+        self.register_buffer("order", torch.randperm(width, generator=torch.Generator().manual_seed(hidden)))
+
+    def forward(self, code: Tensor) -> tuple[Tensor, Tensor]:
+        scale, shift = self.network(code * self.mask).chunk(2, dim=1)
+        scale = torch.tanh(scale) * (1 - self.mask)
+        code = code * torch.exp(scale) + shift * (1 - self.mask)
+        return code[:, self.order], scale.sum(1)
+
+
+class LatentFlow(nn.Module):
+    """DP-LFlow for 28×28 grey images: an autoencoder and nine couplings on its code. Returns the loss of each row."""
+
+    shape = (1, 28, 28)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(
+            nn.Conv2d(1, 32, 3, 2, 1, bias=False), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1, bias=False), nn.ReLU(),
+            nn.Flatten(), nn.Linear(64 * 49, 20),
+        )  # fmt: skip
+        self.decoder = nn.Sequential(
+            nn.Linear(20, 64 * 49), nn.ReLU(), nn.Unflatten(1, (64, 7, 7)),
+            nn.ConvTranspose2d(64, 32, 3, 2, 1, 1), nn.ReLU(), nn.ConvTranspose2d(32, 1, 3, 2, 1, 1),
+        )  # fmt: skip
+        self.flow = nn.ModuleList(Coupling(20, 200) for _ in range(9))
+
+    def forward(self, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+        code = self.encoder(images)
+        bce = functional.binary_cross_entropy_with_logits(self.decoder(code), images, reduction="none")
+        volume = torch.zeros_like(code[:, 0])
+        for coupling in self.flow:
+            code, change = coupling(code)
+            volume = volume + change
+        return 1e5 * bce.flatten(1).mean(1) + 0.5 * code.square().sum(1) - volume
+
+
+class Discriminator(nn.Module):
+    """A 64×64 colour discriminator of 2.8 M parameters, hinge loss."""
+
+    shape = (3, 64, 64)
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after in ((3, 64), (64, 128), (128, 256), (256, 512)):
+            layers += [nn.Conv2d(before, after, 4, 2, 1), nn.LeakyReLU(0.2)]
+        self.layers = nn.Sequential(*layers, nn.Conv2d(512, 1, 4))
+
+    def forward(self, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+        return functional.relu(1.0 - self.layers(images).flatten())
+
+
+class Block(nn.Module):
+    """Two convolutions with group normalisation, told the noise level in between."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(before, after, 3, 1, 1), nn.Conv2d(after, after, 3, 1, 1)
+        self.normal, self.again = nn.GroupNorm(8, after), nn.GroupNorm(8, after)
+        self.level = nn.Linear(32, after)
+
+    def forward(self, x: Tensor, level: Tensor) -> Tensor:
+        x = functional.silu(self.normal(self.first(x))) + self.level(level)[:, :, None, None]
+        return functional.silu(self.again(self.second(x)))
+
+
+class UNet(nn.Module):
+    """A 28×28 denoiser of 0.9 M parameters, squared error at a random noise level."""
+
+    shape = (1, 28, 28)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(1, 32), Block(64, 64), Block(128, 128), Block(128, 64), Block(64, 32)])
+        self.down = nn.ModuleList([nn.Conv2d(32, 64, 3, 2, 1), nn.Conv2d(64, 128, 3, 2, 1)])
+        self.up = nn.ModuleList([nn.ConvTranspose2d(128, 64, 4, 2, 1), nn.ConvTranspose2d(64, 32, 4, 2, 1)])
+        self.last = nn.Conv2d(32, 1, 3, 1, 1)
+
+    def forward(self, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+        noise, place = noise[:, :-1].view_as(images), noise[:, -1:]
+        sigma = torch.exp(place)
+        level = torch.sin(place * torch.arange(1, 33, device=images.device, dtype=images.dtype))
+        high = self.blocks[0](images + sigma[:, :, None, None] * noise, level)
+        middle = self.blocks[1](self.down[0](high), level)
+        low = self.blocks[2](self.down[1](middle), level)
+        middle = self.blocks[3](torch.cat([middle, self.up[0](low)], 1), level)
+        high = self.blocks[4](torch.cat([high, self.up[1](middle)], 1), level)
+        return (self.last(high) - noise).square().flatten(1).mean(1)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"flow": LatentFlow, "discriminator": Discriminator, "unet": UNet}
+
+
+def loss(model: nn.Module, images: Tensor, labels: Tensor, random: object, state: Tensor) -> Tensor:
+    """The models return their rows' losses; ``state`` carries noise drawn beforehand, the same for every contender."""
+    return model(images, labels, state)
+
+
+@dataclass
+class Case:
+    """A model, a batch and a clip that binds for about half of it."""
+
+    name: str
+    model: nn.Module
+    batch: Batch
+    clip: float
+    autocast: bool = False
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self.model.named_parameters())
+
+    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+        with torch.autocast(batch.images.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+            return model(batch.images, batch.labels, batch.state)
+
+
+def make(name: str, units: int, device: torch.device, *, autocast: bool = False) -> Case:
+    torch.manual_seed(0)
+    model = MODELS[name]().to(device)
+    shape = getattr(model, "shape")  # noqa: B009
+    ids = torch.arange(units, device=device)
+    batch = Batch(
+        torch.rand(units, *shape, device=device), torch.randint(10, (units,), device=device),
+        Randomness(0).draws(ids, torch.zeros_like(ids), "benchmark"), torch.ones(units, 1, device=device),
+        torch.randn(units, shape[1] * shape[2] + 1, device=device),
+    )  # fmt: skip
+    few = batch.take(0, min(16, units))
+    norms = [_norm(torch.autograd.grad(loss(model, *_arguments(few.take(i, i + 1))).sum(), list(model.parameters())))
+             for i in range(few.units)]  # fmt: skip
+    return Case(name, model, batch, statistics.median(norms), autocast)
+
+
+def _arguments(batch: Batch) -> tuple[Tensor, Tensor, object, Tensor]:
+    if batch.state is None:
+        raise ValueError("the benchmark's batches carry their noise as state")
+    return batch.images, batch.labels, batch.random, batch.state
+
+
+def _norm(gradients: tuple[Tensor, ...]) -> float:
+    return sum(float(gradient.double().square().sum()) for gradient in gradients) ** 0.5
+
+
+def plain(case: Case) -> Callable[[Batch], Sums]:
+    def step(batch: Batch) -> Sums:
+        total = case.forward(case.model, batch).sum()
+        return dict(zip(case.parameters, torch.autograd.grad(total, list(case.parameters.values())), strict=True))
+
+    return step
+
+
+def ours(case: Case) -> Callable[[Batch], Sums]:
+    def step(batch: Batch) -> Sums:
+        with torch.autocast(batch.images.device.type, dtype=torch.bfloat16, enabled=case.autocast):
+            return clipped_sum(case.model, loss, batch, case.clip)
+
+    return step
+
+
+def hooks(case: Case) -> Callable[[Batch], Sums]:
+    from opacus import GradSampleModule
+
+    module = GradSampleModule(_copy(case), loss_reduction="sum")
+
+    def step(batch: Batch) -> Sums:
+        module.zero_grad(set_to_none=True)
+        case.forward(module, batch).sum().backward()
+        samples = {name.removeprefix("_module."): p.grad_sample for name, p in module.named_parameters()}
+        squared = sum(
+            (s.flatten(1).square().sum(1) for s in samples.values()), torch.zeros((), device=batch.images.device)
+        )
+        factor = (case.clip / (torch.sqrt(squared) + 1e-6)).clamp(max=1.0)
+        sums = {name: torch.einsum("i,i...", factor, sample) for name, sample in samples.items()}
+        for parameter in module.parameters():
+            parameter.grad_sample = None
+        return sums
+
+    return step
+
+
+def ghost(case: Case) -> Callable[[Batch], Sums]:
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+
+    module = GradSampleModuleFastGradientClipping(
+        _copy(case), max_grad_norm=case.clip, use_ghost_clipping=True, loss_reduction="sum"
+    )
+
+    def step(batch: Batch) -> Sums:
+        module.zero_grad(set_to_none=True)
+        module.enable_hooks()
+        rows = case.forward(module, batch)
+        rows.sum().backward(retain_graph=True)
+        factor = module.get_clipping_coef()
+        module.zero_grad(set_to_none=True)
+        module.disable_hooks()
+        (factor * rows).sum().backward()
+        return {n.removeprefix("_module."): p.grad for n, p in module.named_parameters() if p.grad is not None}
+
+    return step
+
+
+def _copy(case: Case) -> nn.Module:
+    """Opacus changes the module it is given."""
+    model = MODELS[case.name]().to(case.batch.images.device)
+    model.load_state_dict(case.model.state_dict())
+    return model
+
+
+def functional_chunks(case: Case) -> Callable[[Batch], Sums]:
+    values = {name: p.detach() for name, p in case.parameters.items()}
+
+    def one(values: Sums, image: Tensor, label: Tensor, noise: Tensor) -> Tensor:
+        return functional_call(case.model, values, (image[None], label[None], noise[None])).sum()
+
+    per_row = vmap(grad(one), in_dims=(None, 0, 0, 0))
+
+    def step(batch: Batch) -> Sums:
+        total = {name: torch.zeros_like(p) for name, p in values.items()}
+        for start in range(0, batch.units, 64):
+            part = batch.take(start, min(batch.units, start + 64))
+            images, labels, _, noise = _arguments(part)
+            with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=case.autocast):
+                samples = per_row(values, images, labels, noise)
+            squared = torch.stack([s.flatten(1).square().sum(1) for s in samples.values()]).sum(0)
+            factor = (case.clip / (torch.sqrt(squared) + 1e-6)).clamp(max=1.0)
+            for name, sample in samples.items():
+                total[name] += torch.einsum("i,i...", factor, sample)
+        return total
+
+    return step
+
+
+def microbatch(case: Case) -> Callable[[Batch], Sums]:
+    def step(batch: Batch) -> Sums:
+        total = {name: torch.zeros_like(p) for name, p in case.parameters.items()}
+        for i in range(batch.units):
+            case.model.zero_grad(set_to_none=True)
+            case.forward(case.model, batch.take(i, i + 1)).sum().backward()
+            nn.utils.clip_grad_norm_(case.model.parameters(), case.clip)
+            for name, parameter in case.parameters.items():
+                if parameter.grad is not None:
+                    total[name] += parameter.grad
+        case.model.zero_grad(set_to_none=True)
+        return total
+
+    return step
+
+
+CONTENDERS: dict[str, Callable[[Case], Callable[[Batch], Sums]]] = {
+    "plain": plain,
+    "ours": ours,
+    "opacus hooks": hooks,
+    "opacus ghost": ghost,
+    "vmap": functional_chunks,
+    "micro-batch loop": microbatch,
+}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _seconds(step: Callable[[Batch], Sums], batch: Batch) -> float:
+    _wait(batch.images.device)
+    start = time.perf_counter()
+    step(batch)
+    _wait(batch.images.device)
+    return time.perf_counter() - start
+
+
+def peak(case: Case, contender: str) -> float:
+    """MB above what lies there before the step. On a CPU: call it in a fresh process."""
+    device = case.batch.images.device
+    step = CONTENDERS[contender](case)
+    step(case.batch.take(0, min(4, case.batch.units)))
+    if device.type == "cuda":
+        step(case.batch)
+        _wait(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        step(case.batch)
+        return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    before = _high_water()
+    step(case.batch)
+    return _high_water() - before
+
+
+def _high_water() -> float:
+    """The process's peak resident memory in MB. (``getrusage`` would also count the parent's.)"""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) / 2**10
+
+
+def _peak_in_process(case: Case, contender: str, threads: int) -> float:
+    command = [sys.executable, __file__, "--peak", contender, "--case", f"{case.name}:{case.batch.units}",
+               "--threads", str(threads)]  # fmt: skip
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def agreement(case: Case, contenders: list[str]) -> dict[str, float]:
+    """Relative distance of each sum from the micro-batch loop's, on a few examples, TF32 off."""
+    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    exact = Case(case.name, case.model, case.batch.take(0, min(24, case.batch.units)), case.clip)
+    reference = microbatch(exact)(exact.batch)
+    size = _norm(tuple(reference.values()))
+    apart = {}
+    for contender in contenders:
+        if contender not in ("plain", "micro-batch loop"):
+            sums = CONTENDERS[contender](exact)(exact.batch)
+            apart[contender] = _norm(tuple(sums[name] - reference[name] for name in reference)) / size
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+    return apart
+
+
+def compare(
+    case: Case, contenders: list[str], *, rounds: int, loop_units: int, threads: int
+) -> list[dict[str, object]]:
+    batch, device = case.batch, case.batch.images.device
+    apart = agreement(case, contenders)
+    steps, failures = {}, {}
+    few = batch.take(0, min(loop_units, batch.units))
+    for contender in contenders:
+        part = few if contender == "micro-batch loop" else batch
+        try:
+            step = CONTENDERS[contender](case)
+            for _ in range(2):
+                step(part)
+            steps[contender] = (step, part)
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            failures[contender] = type(error).__name__
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    times: dict[str, list[float]] = {contender: [] for contender in steps}
+    for _ in range(rounds):
+        for contender, (step, part) in steps.items():
+            times[contender].append(_seconds(step, part) * batch.units / part.units)
+    rows: list[dict[str, object]] = []
+    base = statistics.median(times["plain"])
+    for contender in contenders:
+        row: dict[str, object] = {"case": case.name, "units": batch.units, "contender": contender}
+        if contender in failures:
+            rows.append({**row, "failed": failures[contender]})
+            continue
+        seconds = statistics.median(times[contender])
+        row |= {"milliseconds": 1e3 * seconds, "ratio": seconds / base, "units_per_second": batch.units / seconds}
+        if contender in apart:
+            row["apart"] = apart[contender]
+        if contender != "micro-batch loop":
+            row["peak_mb"] = (
+                peak(case, contender) if device.type == "cuda" else _peak_in_process(case, contender, threads)
+            )
+        rows.append(row)
+    return rows
+
+
+def classes(units: int, device: torch.device, rounds: int) -> list[dict[str, object]]:
+    """Ten class models: one plain step each in turn, ours class after class, ours in one stacked pass."""
+    case = make("flow", units, device)
+    models = [MODELS["flow"]().to(device) for _ in range(10)]
+    stack = PerClass(models)
+    batch = case.batch
+    batch = Batch(batch.images, torch.arange(units, device=device) % 10, batch.random, batch.weights, batch.state)
+    slices = [batch.select(torch.arange(label, units, 10, device=device)) for label in range(10)]
+
+    def in_turn(_: Batch) -> Sums:
+        sums = [plain(Case("flow", model, part, 1.0))(part) for model, part in zip(models, slices, strict=True)]
+        return sums[-1]
+
+    steps = {
+        "plain, ten in turn": in_turn,
+        "ours, ten in turn": lambda b: clipped_sum(stack, loss, b, case.clip, stacked=False),
+        "ours, stacked": lambda b: clipped_sum(stack, loss, b, case.clip, stacked=True),
+    }
+    for step in steps.values():
+        step(batch), step(batch)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            times[name].append(_seconds(step, batch))
+    base = statistics.median(times["plain, ten in turn"])
+    return [
+        {"case": "ten flows", "units": units, "contender": name, "milliseconds": 1e3 * statistics.median(values),
+         "ratio": statistics.median(values) / base, "units_per_second": units / statistics.median(values)}
+        for name, values in times.items()
+    ]  # fmt: skip
+
+
+def _shown(row: dict[str, object], key: str, form: str) -> str:
+    return format(row[key], form) if key in row else "–"
+
+
+def table(rows: list[dict[str, object]]) -> str:
+    lines = ["| case | B | way | ms | × plain | examples/s | peak MB | apart |", "|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        name = f"{row['contender']}" + (f" ({row['failed']})" if "failed" in row else "")
+        numbers = [
+            _shown(row, key, form)
+            for key, form in (("milliseconds", ".1f"), ("ratio", ".2f"), ("units_per_second", ".0f"),
+                              ("peak_mb", ".0f"), ("apart", ".1e"))
+        ]  # fmt: skip
+        lines.append(f"| {row['case']} | {row['units']} | {name} | {' | '.join(numbers)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", help="flow, discriminator or unet, and a batch size: flow:256")
+    parser.add_argument("--classes", type=int, help="also ten flow models, one for each class, at this batch size")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--loop-units", type=int, default=32)
+    parser.add_argument("--only", action="append", choices=list(CONTENDERS))
+    parser.add_argument("--tf32", action="store_true")
+    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--peak", choices=list(CONTENDERS), help="print one contender's peak memory in MB")
+    given = parser.parse_args()
+    # Opacus' hooks meet a first layer whose input needs no gradient, and torch says so at every step.
+    warnings.filterwarnings("ignore", message="Full backward hook")
+    torch.set_num_threads(given.threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.tf32
+    device = torch.device(given.device)
+    cases = [(name, int(units)) for name, units in (case.split(":") for case in given.case or ["flow:256"])]
+    if given.peak:
+        print(peak(make(*cases[0], device, autocast=given.bf16), given.peak))
+        return
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {given.threads} threads"
+    arithmetic = "bf16 autocast" if given.bf16 else "TF32" if given.tf32 and device.type == "cuda" else "float32"
+    rows: list[dict[str, object]] = []
+    for name, units in cases:
+        case = make(name, units, device, autocast=given.bf16)
+        rows += compare(case, given.only or list(CONTENDERS), rounds=given.rounds, loop_units=given.loop_units,
+                        threads=given.threads)  # fmt: skip
+    if given.classes:
+        rows += classes(given.classes, device, given.rounds)
+    print(f"{machine}, {arithmetic}, torch {torch.__version__}, Python {platform.python_version()}\n\n{table(rows)}")
+    if given.out:
+        given.out.write_text(json.dumps({"machine": machine, "arithmetic": arithmetic, "torch": torch.__version__,
+                                         "rows": rows}, indent=2) + "\n")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""Broken twins: one sound method and what becomes of it when a known mistake is made. Replay must catch each.
+
+Most of them reach behind the Curator on purpose. That is the point: Python cannot stop an author from doing so, so
+the audit must notice when one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfumato.methods.base import Method, Shape
+from sfumato.privacy import Block, Counts, Curator, NoisyGradient, NoisySums, PrivateRecords, Step
+from sfumato.privacy.answers import Part
+from sfumato.release.release import Release
+
+
+class MeanImages(nn.Module):
+    """One image for each class: a generator of the simplest kind, in two parameters so that it can have groups."""
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.base = nn.Parameter(torch.zeros(torch.Size(shape).numel()))
+        self.offset = nn.Parameter(torch.zeros(classes, torch.Size(shape).numel()))
+
+    def forward(self, labels: Tensor) -> Tensor:
+        return (self.base + self.offset[labels]).view(-1, *self.shape)
+
+
+@dataclass(frozen=True)
+class SoundTwin(Method):
+    """Mean images by DP-SGD: the control that every twin is a mutation of. Replay finds nothing here."""
+
+    name: ClassVar[str] = "sound"
+    paper: ClassVar[str] = "none; a control for audits"
+
+    rate: float = 0.5
+    steps: int = 6
+    clip: float = 1.0
+    learning_rate: float = 0.1
+
+    @classmethod
+    def small(cls, variant: str = "certified") -> Self:
+        return cls(variant=variant)
+
+    def spending(self) -> tuple[NoisySums, ...]:
+        return (NoisySums("train", (Block("gradient"),), rate=self.rate, steps=self.steps),)
+
+    def build(self, shape: Shape, classes: int) -> MeanImages:
+        return MeanImages(shape, classes)
+
+    def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
+        model = self.build(curator.shape, len(curator.classes)).to(curator.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate)
+        losses: list[float] = []
+        for step in curator.steps("train"):
+            self.learn(curator, step, model).apply(optimizer)
+            if self.stop(curator, model, losses):
+                break
+        return model, None
+
+    def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
+        clips = {"base": self.clip, "offset": self.clip}
+        return step.noisy_gradient("gradient", model, self.loss, clip=clips) / 10.0
+
+    def stop(self, curator: Curator, model: MeanImages, losses: list[float]) -> bool:
+        return False
+
+    def loss(self, model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
+        difference: Tensor = (images - model(labels)).flatten(1)
+        return 10 * difference.square().sum(1)
+
+    def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
+        images: Tensor = model(labels)
+        return images
+
+
+def _peek(curator: Curator) -> tuple[Tensor, Tensor]:
+    """The private images and labels, as somebody would get at them who thinks that a little look does no harm."""
+    records = curator._records
+    rows = np.array([row for row in range(len(records._labels)) if row not in records._masked], dtype=np.int64)
+    images, labels = records._fetch(rows, curator.device)
+    return torch.nan_to_num(images).clamp(-1e4, 1e4), labels
+
+
+class _HalfPaid(Step):
+    """Two clips, one entry: each group gets the noise of a single clip."""
+
+    def _answer(self, block: str, parts: tuple[Part, ...], public: Mapping[str, Any]) -> Tensor:
+        narrow = tuple(replace(part, deviation=part.deviation / len(parts) ** 0.5) for part in parts)
+        return super()._answer(block, narrow, public)
+
+
+class _Unclipped(Step):
+    """The sum is clipped a thousand times wider than the noise believes."""
+
+    def _answer(self, block: str, parts: tuple[Part, ...], public: Mapping[str, Any]) -> Tensor:
+        wrong = tuple(replace(p, bound=p.bound / 1000, deviation=p.deviation / 1000) for p in parts)
+        return super()._answer(block, wrong, public)
+
+
+class _PaysLater(Step):
+    """Answers first and charges afterwards: a crash in between is a gift."""
+
+    def _answer(self, block: str, parts: tuple[Part, ...], public: Mapping[str, Any]) -> Tensor:
+        curator, event = self._curator, self._event
+        charge = curator._charge
+        curator._charge = lambda event: None  # type: ignore[method-assign]
+        try:
+            return super()._answer(block, parts, public)
+        finally:
+            curator._charge = charge  # type: ignore[method-assign]
+            curator._charge(event)
+
+
+class _HalfPaidCurator(Curator):
+    step_type = _HalfPaid
+
+
+class _UnclippedCurator(Curator):
+    step_type = _Unclipped
+
+
+class _PaysLaterCurator(Curator):
+    step_type = _PaysLater
+
+
+class _SkipsEmptyCurator(Curator):
+    def steps(self, name: str, *, keep: Mapping[str, Any] | None = None) -> Iterator[Step]:
+        for step in super().steps(name, keep=keep):
+            if len(step._batch):
+                yield step
+
+
+@dataclass(frozen=True)
+class TwoClips(SoundTwin):
+    """two clips for one entry"""
+
+    curator_type: ClassVar[type[Curator]] = _HalfPaidCurator
+
+
+@dataclass(frozen=True)
+class NoClip(SoundTwin):
+    """no clip"""
+
+    curator_type: ClassVar[type[Curator]] = _UnclippedCurator
+
+
+@dataclass(frozen=True)
+class ChargedAfter(SoundTwin):
+    """a step charged after its noise"""
+
+    curator_type: ClassVar[type[Curator]] = _PaysLaterCurator
+
+
+@dataclass(frozen=True)
+class SkipsEmpty(SoundTwin):
+    """skipped empty batches"""
+
+    curator_type: ClassVar[type[Curator]] = _SkipsEmptyCurator
+    rate: float = 0.03
+    steps: int = 20
+
+
+@dataclass(frozen=True)
+class RealBatchSize(SoundTwin):
+    """the real batch size as divisor"""
+
+    def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
+        gradient = step.noisy_gradient("gradient", model, self.loss, clip={"base": self.clip, "offset": self.clip})
+        return gradient / max(1, len(step._batch))
+
+
+@dataclass(frozen=True)
+class Centred(SoundTwin):
+    """centring by the private mean"""
+
+    def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
+        mean = _peek(curator)[0].mean(0)
+
+        def loss(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
+            return self.loss(model, images - mean, labels, random)
+
+        return step.noisy_gradient("gradient", model, loss, clip={"base": self.clip, "offset": self.clip}) / 10.0
+
+
+@dataclass(frozen=True)
+class EarlyStopping(SoundTwin):
+    """early stopping on a private loss"""
+
+    def stop(self, curator: Curator, model: MeanImages, losses: list[float]) -> bool:
+        losses.append(self.loss(model, *_peek(curator), None).mean().item())
+        return len(losses) > 1 and losses[-1] > losses[-2]
+
+
+@dataclass(frozen=True)
+class Unlisted(SoundTwin):
+    """an unlisted query"""
+
+    def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
+        counts = curator.noisy_histogram("one more little question")
+        return super().fit_networks(curator)[0], counts
+
+
+@dataclass(frozen=True)
+class SizeDependentRate(SoundTwin):
+    """an N-dependent rate"""
+
+    def fit(self, private: PrivateRecords, *arguments: Any, **options: Any) -> Release:
+        size = len(private._labels) - len(private._masked)
+        return SoundTwin.fit(replace(self, rate=min(1.0, 20 / max(1, size))), private, *arguments, **options)
+
+
+TWINS: tuple[type[SoundTwin], ...] = (
+    TwoClips,
+    RealBatchSize,
+    SkipsEmpty,
+    Centred,
+    EarlyStopping,
+    Unlisted,
+    NoClip,
+    SizeDependentRate,
+    ChargedAfter,
+)
+"""Each one's docstring names the mistake."""

@@ -1,0 +1,179 @@
+"""A ledger refuses before it is overspent, notices edits and cuts, and has one writer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sfumato.privacy import Block, Budget, BudgetExceeded, Ledger, LedgerBusy, LedgerDamaged, NoGuarantee, NoisySums
+from sfumato.privacy.events import RawAccess
+
+BUDGET = Budget(2.0, 1e-5)
+EVENT = NoisySums("train", (Block("gradient", 4.0),), rate=0.1, steps=20)
+
+
+def spend(ledger: Ledger, event: NoisySums = EVENT) -> str:
+    run = ledger.start_run(method="m", variant="v", seeded=False)
+    ledger.reserve([event])
+    for _ in range(event.steps):
+        ledger.charge(run, event.times(1))
+    return run
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l", BUDGET) as ledger:
+        run = spend(ledger)
+        spent, head = ledger.spent(), ledger.head
+    again = Ledger.read(tmp_path / "l")
+    assert again.events(run) == (EVENT,)
+    assert again.spent() == spent > 0
+    assert again.head == head
+    assert again.charged_steps(run, "train") == 20
+    assert (tmp_path / "l").stat().st_mode & 0o077 == 0
+
+
+def test_refuses_before_the_spend_and_keeps_going(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l", BUDGET) as ledger:
+        spend(ledger)
+        before = ledger.head
+        with pytest.raises(BudgetExceeded, match="refused"):
+            ledger.reserve([EVENT.times(5000)])
+        with pytest.raises(BudgetExceeded, match="no reservation"):
+            ledger.charge("run", EVENT.times(1))
+        assert ledger.head == before
+        spend(ledger)
+
+
+def test_a_reservation_counts_until_the_ledger_is_closed(tmp_path: Path) -> None:
+    half = NoisySums("half", (Block("sum", 2.5),))
+    with Ledger(tmp_path / "l", BUDGET) as ledger:
+        ledger.reserve([half])
+        with pytest.raises(BudgetExceeded):
+            ledger.reserve([half])
+    with Ledger(tmp_path / "l", BUDGET) as ledger:
+        ledger.reserve([half])
+
+
+def test_raw_access_only_where_nothing_is_promised(tmp_path: Path) -> None:
+    raw = RawAccess("records", "as published")
+    with Ledger(tmp_path / "l", BUDGET) as ledger, pytest.raises(BudgetExceeded, match="∞"):
+        ledger.note_raw_access("run", raw)
+    with Ledger(tmp_path / "open", NoGuarantee()) as ledger:
+        ledger.note_raw_access("run", raw)
+        assert ledger.spent() == float("inf")
+    assert Ledger.read(tmp_path / "open").spent() == float("inf")
+
+
+@pytest.mark.parametrize("line", [0, 1, 5, 21])
+def test_an_edited_line_is_seen(tmp_path: Path, line: int) -> None:
+    path = tmp_path / "l"
+    with Ledger(path, BUDGET) as ledger:
+        spend(ledger)
+    lines = path.read_text().splitlines()
+    lines[line] = lines[line].replace("4.0", "9.0").replace('"method": "m"', '"method": "n"').replace("2.0", "3.0")
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(LedgerDamaged, match="edited"):
+        Ledger.read(path)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 3, 21])
+def test_a_cut_tail_is_seen(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "l"
+    with Ledger(path, BUDGET) as ledger:
+        spend(ledger)
+    path.write_text("".join(line + "\n" for line in path.read_text().splitlines()[:keep]))
+    for opening in (lambda: Ledger.read(path), lambda: Ledger(path, BUDGET)):
+        with pytest.raises(LedgerDamaged):
+            opening()
+
+
+def test_a_removed_head_is_seen_and_a_release_remembers_one(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    with Ledger(path, BUDGET) as ledger:
+        spend(ledger)
+        head = ledger.head
+    assert Ledger.read(path).holds(*head)
+    assert not Ledger.read(path).holds(head[0], "0" * 64)
+    (tmp_path / "l.head").unlink()
+    with pytest.raises(LedgerDamaged, match="head"):
+        Ledger.read(path)
+
+
+def test_a_line_cut_short_by_a_crash_is_mended(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    with Ledger(path, BUDGET) as ledger:
+        spend(ledger)
+        spent = ledger.spent()
+    with open(path, "a") as file:
+        file.write('{"kind": "charge", "run"')
+    with Ledger(path, BUDGET) as ledger:
+        assert ledger.spent() == spent
+        spend(ledger)
+    assert Ledger.read(path).spent() > spent
+
+
+def test_a_crash_between_entry_and_head_keeps_the_charge(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    with Ledger(path, BUDGET) as ledger:
+        run = spend(ledger, EVENT.times(2))
+        head = (tmp_path / "l.head").read_text()
+        ledger.reserve([EVENT.times(1)])
+        ledger.charge(run, EVENT.times(1))
+    (tmp_path / "l.head").write_text(head)
+    assert Ledger.read(path).charged_steps(run, "train") == 3
+
+
+def test_something_else_is_not_a_ledger(tmp_path: Path) -> None:
+    (tmp_path / "l").write_text("hello\n")
+    with pytest.raises(LedgerDamaged):
+        Ledger(tmp_path / "l", BUDGET)
+    with pytest.raises(FileNotFoundError):
+        Ledger.read(tmp_path / "absent")
+    with pytest.raises(ValueError, match="limit"):
+        Ledger(tmp_path / "new")
+
+
+RACE = """
+import sys, time
+from sfumato.privacy import *
+event = NoisySums("sum", (Block("sum", 2.5),))
+try:
+    with Ledger(sys.argv[1], Budget(2.0, 1e-5)) as ledger:
+        ledger.reserve([event])
+        print("reserved", flush=True)
+        sys.stdin.readline()
+        run = ledger.start_run(method="m", variant="v", seeded=False)
+        ledger.charge(run, event)
+        print("spent", flush=True)
+except (BudgetExceeded, LedgerBusy) as error:
+    print("refused", type(error).__name__, flush=True)
+"""
+
+
+def test_two_processes_on_one_nearly_spent_ledger(tmp_path: Path) -> None:
+    """While one is at it the other is refused by the lock, and afterwards by the budget."""
+    path = str(tmp_path / "l")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    first = subprocess.Popen([sys.executable, "-c", RACE, path], **pipes)
+    assert first.stdout is not None and first.stdin is not None
+    assert first.stdout.readline() == "reserved\n"
+    second = subprocess.run([sys.executable, "-c", RACE, path], capture_output=True, text=True, input="\n")
+    assert second.stdout == "refused LedgerBusy\n"
+    first.stdin.write("\n")
+    first.stdin.close()
+    assert first.stdout.read() == "spent\n"
+    first.wait()
+    third = subprocess.run([sys.executable, "-c", RACE, path], capture_output=True, text=True, input="\n")
+    assert third.stdout == "refused BudgetExceeded\n"
+    assert Ledger.read(path).spent() <= 2.0
+
+
+def test_one_writer_within_a_process_too(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l", BUDGET), pytest.raises(LedgerBusy, match="one writer"):
+        Ledger(tmp_path / "l", BUDGET)
+    lines = (tmp_path / "l").read_text().splitlines()
+    assert json.loads(lines[0])["kind"] == "ledger"

@@ -1,0 +1,100 @@
+"""Known answers of the generator, keyed draws, and noise of the right law."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from sfumato.privacy import Randomness
+from sfumato.privacy.randomness import Draws, philox
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        (0x00000000, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        (0xFFFFFFFF, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    ],
+)
+def test_known_answers_of_philox(word: int, expected: tuple[int, ...]) -> None:
+    counter = torch.tensor([word])
+    assert tuple(int(x) for x in philox((counter,) * 4, (word, word))) == expected
+
+
+def test_manual_seed_has_no_say() -> None:
+    noises = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        noises.append(Randomness().gaussian(100, CPU, "x"))
+    assert not torch.equal(*noises)
+
+
+def test_a_seed_repeats_and_labels_separate() -> None:
+    first, second = Randomness(1), Randomness(1)
+    assert torch.equal(first.gaussian(9, CPU, "a", 1), second.gaussian(9, CPU, "a", 1))
+    assert not torch.equal(first.gaussian(9, CPU, "a", 1), first.gaussian(9, CPU, "a", 2))
+    assert not torch.equal(first.gaussian(9, CPU, "ab", "c"), first.gaussian(9, CPU, "a", "bc"))
+    assert not torch.equal(first.gaussian(9, CPU, "a"), Randomness(2).gaussian(9, CPU, "a"))
+
+
+def test_the_noise_is_standard_normal_and_a_wrong_scale_would_be_seen() -> None:
+    noise = Randomness().gaussian(200_001, CPU, "law").numpy()
+    assert stats.kstest(noise, "norm").pvalue > 1e-6
+    for scale, fits in ((1.0, True), (1.02, False)):
+        assert (stats.chi2.sf(float(np.square(scale * noise).sum()), len(noise)) > 1e-6) == fits
+    # Box and Muller's two halves, and neighbours, are uncorrelated.
+    half = len(noise) // 2
+    assert abs(np.corrcoef(noise[:half], noise[half : 2 * half])[0, 1]) < 6 / half**0.5
+    assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 6 / len(noise) ** 0.5
+
+
+def test_coins_have_their_rate_and_ignore_how_many_others_there_are() -> None:
+    randomness = Randomness()
+    few, many = randomness.coins(1000, 0.3, "c", 1), randomness.coins(300_000, 0.3, "c", 1)
+    assert torch.equal(few, many[many < 1000])
+    assert stats.binomtest(len(many), 300_000, 0.3).pvalue > 1e-6
+    assert stats.binomtest(len(many), 300_000, 0.31).pvalue < 1e-6
+    assert len(randomness.coins(50, 1.0, "all")) == 50
+    assert len(randomness.coins(0, 0.5, "none")) == 0
+
+
+def test_coins_of_two_steps_are_independent() -> None:
+    randomness = Randomness()
+    one, two = (set(randomness.coins(20_000, 0.5, "c", step).tolist()) for step in (1, 2))
+    both = len(one & two)
+    assert stats.binomtest(both, 20_000, 0.25).pvalue > 1e-6
+
+
+def draws(rows: list[int], key: tuple[int, int] = (1, 2)) -> Draws:
+    ids = torch.tensor(rows)
+    return Draws(key, ids, torch.zeros_like(ids))
+
+
+def test_a_rows_draws_do_not_depend_on_the_other_rows() -> None:
+    alone, among = draws([7]), draws([3, 7, 9])
+    for ask in (lambda d: d.normal("z", 5), lambda d: d.uniform("u", 2, 3), lambda d: d.integers("g", 10, 4)):
+        assert torch.equal(ask(alone)[0], ask(among)[1])
+    assert not torch.equal(among.normal("z", 5), among.normal("y", 5))
+    assert torch.equal(among[1:2].normal("z", 5), alone.normal("z", 5))
+
+
+def test_draws_follow_their_laws() -> None:
+    many = draws(list(range(20_000)))
+    assert stats.kstest(many.normal("z", 3).flatten().numpy(), "norm").pvalue > 1e-6
+    assert stats.kstest(many.uniform("u", 3).flatten().numpy(), "uniform").pvalue > 1e-6
+    counts = np.bincount(many.integers("g", 7, 2).flatten().numpy(), minlength=7)
+    assert stats.chisquare(counts).pvalue > 1e-6
+
+
+def test_draws_work_under_vmap() -> None:
+    many = draws([1, 2, 3])
+
+    def one(row: torch.Tensor) -> torch.Tensor:
+        return Draws(many.key, row[None], torch.zeros_like(row[None])).normal("z", 4)[0]
+
+    assert torch.equal(torch.func.vmap(one)(many.rows), many.normal("z", 4))
