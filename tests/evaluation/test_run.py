@@ -18,8 +18,8 @@ from sfumato.evaluation.run import HALVES, NOISE, REAL, SYNTHETIC, evaluate
 CLASSES = ("a", "b", "c")
 
 KEYS = """
-row metric classifier mean std std_over values per_class worst_class protocol candidate reference features seeds
-settings guarantee private
+row metric classifier mean std std_over values per_class worst_class protocol data candidate reference features
+seeds settings guarantee private
 """
 
 QUICK = replace(

@@ -85,6 +85,7 @@ def evaluate_command(
                 train,
                 test,
                 protocol=protocol,
+                data=real.resolve().name,
                 seeds=range(seeds),
                 device=device,
                 feature_images=feature_images,
