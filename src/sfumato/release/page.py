@@ -25,7 +25,8 @@ h2 { font-size: 1.15rem; margin: 2.25rem 0 .5rem; border-bottom: 1px solid var(-
 .numbers small, .note { color: var(--faint); font-size: .95rem; }
 table { border-collapse: collapse; width: 100%; font: .88rem/1.4 system-ui, sans-serif; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line);
-  overflow-wrap: anywhere; }
+  overflow-wrap: break-word; }
+.made td { overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
 img { max-width: 100%; height: auto; image-rendering: pixelated; border: 1px solid var(--line); }
 code { font: .85rem/1.5 ui-monospace, Menlo, monospace; overflow-wrap: anywhere; }
@@ -138,4 +139,4 @@ def _made(card: dict[str, Any]) -> str:
         "command": card["command"] or "from Python",
     }
     body = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows.items())
-    return f'<div class="scroll"><table>{body}</table></div>'
+    return f'<table class="made">{body}</table>'

@@ -16,9 +16,9 @@ EACH = 10
 CLASSES_AT_MOST = 50
 
 _STYLE = """
-.strip { display: grid; grid-template-columns: minmax(2.5rem, 7rem) 1fr; gap: .25rem .75rem; align-items: center;
+.strip { display: grid; grid-template-columns: auto 1fr; gap: .25rem .75rem; align-items: center;
   font: .88rem/1.3 system-ui, sans-serif; break-inside: avoid; }
-.strip b { font-weight: normal; overflow-wrap: anywhere; text-align: right; }
+.strip b { font-weight: normal; overflow-wrap: anywhere; text-align: right; max-width: 7rem; min-width: 1.25rem; }
 .strip img { display: block; width: 100%; max-width: 40rem; border: 0; }
 table.odds { max-width: 32rem; }
 table.odds td { font-variant-numeric: tabular-nums; }
@@ -29,6 +29,13 @@ def public_page(release: Release) -> str:
     """The whole page. The same release always gives the same page: the samples come from a fixed seed."""
     style = f"{chart.STYLE}{_STYLE}"
     return card_page(release.card, _strips(release), meaning=meaning(release.card), style=style)
+
+
+def sample_rows(release: Release, *, each: int) -> str:
+    """One picture with a row of ``each`` samples for every class, as a ``data:`` address."""
+    labels = np.repeat(np.arange(len(release.classes[:CLASSES_AT_MOST])), each)
+    images, _ = release.sample(len(labels), labels=labels, seed=1, device="cpu")
+    return data_address(grid(images, columns=each, scale=max(1, 32 // images.shape[-1])))
 
 
 def _strips(release: Release) -> str:

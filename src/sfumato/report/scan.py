@@ -125,7 +125,9 @@ def _redrawn(name: str, found: str, redrawn: str) -> Iterator[Finding]:
         data = base64.b64decode(picture)
         if not set(_chunks(data)) <= _CHUNKS:
             yield Finding(name, f"picture {number} carries more than pixels")
-        shown, drawn = (np.asarray(Image.open(io.BytesIO(part)), np.float32) for part in (data, base64.b64decode(wanted)))
+        shown, drawn = (
+            np.asarray(Image.open(io.BytesIO(part)), np.float32) for part in (data, base64.b64decode(wanted))
+        )
         if shown.shape != drawn.shape or np.abs(shown - drawn).mean() > _TOLERANCE:
             yield Finding(name, f"picture {number} is not one that the release draws")
 

@@ -21,6 +21,9 @@ table.wide { min-width: 34rem; }
 td.own { font-weight: 600; }
 h2.run { margin-top: 3rem; font-size: 1.35rem; border-bottom: 2px solid var(--ink); font-weight: normal; }
 h3 { font-size: 1.02rem; margin: 1.75rem 0 .4rem; }
+.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: .25rem 1.5rem; }
+.gallery figure { margin: .5rem 0; }
+.gallery img { width: 100%; }
 @media print { .banner { position: static; } .watermark b { font-size: 30mm; } }
 @media (max-width: 30rem) { th, td { padding-right: .5rem; } .banner span { display: block; } }
 """
