@@ -1,4 +1,4 @@
-"""A real Chromium without a window, driven over a pipe by its own DevTools protocol; nothing but the standard library."""
+"""A real Chromium without a window, driven over a pipe by its own DevTools protocol and the standard library."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def compare_command(
     terms = Terms(
         data=data,
         test=test,
-        options={key: value for key, value in options.items() if value is not None},  # type: ignore[typeddict-item]
+        options={key: value for key, value in options.items() if value is not None},  # type: ignore[arg-type]
         delta=delta,
         unit=unit,
         protocol=protocol,
@@ -81,6 +81,7 @@ def compare_command(
     )
     chosen = chosen_methods(methods, settings or [])
     cells = [Cell(m, e, number) for number in range(seeds) for e in _budgets(epsilon) for m in chosen]
+    _show_plan(cells, terms)
     failed = run_all(cells, terms, jobs=jobs or (1 if chosen_device == "cuda" else os.cpu_count() or 1))
     result = gather(cells, terms, failed=failed)
     written = write(result, out)
@@ -135,6 +136,22 @@ def _classes(text: str | None) -> int | tuple[str, ...] | None:
     if text is None:
         return None
     return int(text) if text.isdigit() else tuple(name.strip() for name in text.split(","))
+
+
+def _show_plan(cells: Sequence[Cell], terms: Terms) -> None:
+    """What all runs will cost together, before anything is touched; a budget that cannot be met is refused here."""
+    from sfumato.privacy import Budget
+    from sfumato.privacy.accounting import epsilon
+
+    budgets = {cell.epsilon: Budget(cell.epsilon, terms.delta, terms.unit) for cell in cells}  # type: ignore[arg-type]
+    plans = {(cell.name, cell.epsilon): cell.method.plan(budgets[cell.epsilon]) for cell in cells if not cell.number}
+    events = [event for cell in cells for event in plans[cell.name, cell.epsilon].events]
+    errors.print(
+        f"{len(cells)} run{'s' * (len(cells) != 1)}: together they will cost ε = {epsilon(events, terms.delta):.3g} at "
+        f"δ = {terms.delta:g} for each {terms.unit}.",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 # Running

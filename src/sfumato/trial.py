@@ -91,10 +91,8 @@ def _read(terms: Terms) -> tuple[Images, Images]:
     from sfumato.data import read
 
     train = read(terms.data, **terms.options)
-    options: Options = {**terms.options, "classes": train.classes}
-    # The test images are judged with, never trained on: who made them does not matter.
-    options.pop("person_column", None)
-    return train, read(terms.test or terms.data, split="train" if terms.test else "test", **options)
+    options: Options = {**terms.options, "classes": train.classes, "split": "train" if terms.test else "test"}
+    return train, read(terms.test or terms.data, **options)
 
 
 def _train(cell: Cell, terms: Terms, train: Images) -> None:

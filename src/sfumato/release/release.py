@@ -86,7 +86,7 @@ class Release:
         return images, wanted.numpy()
 
     def page(self) -> str:
-        """The card as HTML. The samples on it come from a fixed seed and the CPU, so that anyone can draw them again."""
+        """The card as HTML. Its samples come from a fixed seed and the CPU, so that anyone can draw them again."""
         labels = np.repeat(np.arange(len(self.classes)), 10)[:100]
         images, _ = self.sample(len(labels), labels=labels, seed=0, device="cpu")
         return card_page(self.card, sample_grid(self.card, images, columns=10))

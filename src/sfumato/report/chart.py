@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -26,8 +26,8 @@ svg.chart { display: block; width: 100%; max-width: 33rem; height: auto; overflo
 svg.dots { max-width: 22rem; }
 svg.chart text { font: 12px system-ui, sans-serif; fill: var(--ink); }
 svg.chart .axis, svg.chart .faint { fill: var(--faint); }
-table.bars td.track { width: 60%; padding: .35rem 0; vertical-align: middle; }
 table.bars td, table.bars th { border-bottom: 0; padding-top: .15rem; padding-bottom: .15rem; }
+table.bars td.track { width: 100%; padding: .15rem 0; vertical-align: middle; }
 table.bars th { font-weight: normal; white-space: nowrap; overflow-wrap: normal; }
 table.bars td.value { text-align: right; padding: .15rem 0 .15rem .75rem; white-space: nowrap;
   font-variant-numeric: tabular-nums; }
@@ -159,7 +159,7 @@ def curve(series: Sequence[Series], *, x: str, y: str, references: Mapping[str, 
     )
 
 
-def _line(line: Series, number: int, placed: Sequence[tuple[float, Point]], down) -> str:  # type: ignore[no-untyped-def]
+def _line(line: Series, number: int, placed: Sequence[tuple[float, Point]], down: Callable[[float], float]) -> str:
     colour = _colour(number)
     path = "L".join(f"{across:.1f} {down(point.y):.1f}" for across, point in placed)
     parts = [f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>']

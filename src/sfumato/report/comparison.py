@@ -17,7 +17,7 @@ def comparison_page(result: dict[str, Any], pictures: Sequence[str]) -> str:
     composed, entries = result["composed"], result["entries"]
     body = [
         f"<h1>Comparison on {escape(result['data'])}</h1>",
-        f"<p>{len({entry['name'] for entry in entries})} certified methods, the same data, sampler, accountant and "
+        f"<p>{_count(len({entry['name'] for entry in entries}))}, the same data, sampler, accountant and "
         f"metrics (protocol {escape(result['protocol'])}). Every run kept a ledger of its own; together the "
         f"{composed['ledgers']} runs cost this collection ε = {composed['epsilon']:g} at δ = {composed['delta']:g} for "
         f"each {escape(result['unit'])}.</p>",
@@ -26,6 +26,10 @@ def comparison_page(result: dict[str, Any], pictures: Sequence[str]) -> str:
         body += [_curve(result), _table(result), _samples(entries, pictures), _settings(result)]
     body += [f"<p>Failed: {escape(name)}: {escape(reason)}</p>" for name, reason in result["failed"].items()]
     return not_private_page(f"comparison on {result['data']}", "".join(body))
+
+
+def _count(methods: int) -> str:
+    return "One certified method" if methods == 1 else f"{methods} certified methods"
 
 
 def _curve(result: dict[str, Any]) -> str:
@@ -115,8 +119,8 @@ def _samples(entries: Sequence[dict[str, Any]], pictures: Sequence[str]) -> str:
         for entry, picture in zip(entries, pictures, strict=True)
     )
     return (
-        "<h2>Samples</h2><p><i>What do the images look like?</i> A row for each class, ten images of the first training."
-        f'</p><div class="gallery">{figures}</div>'
+        "<h2>Samples</h2><p><i>What do the images look like?</i> A row for each class, ten images of the first "
+        f'training.</p><div class="gallery">{figures}</div>'
     )
 
 

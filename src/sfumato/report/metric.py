@@ -27,7 +27,7 @@ def heading(entry: dict[str, Any]) -> str:
     if entry["classifier"] is not None:
         name = f"{entry['classifier']} {name}"
     elif entry["features"] is not None and not entry["features"]["name"].startswith("inception"):
-        name = f"{name} (own-class features)"
+        name = f"own-class {name}"
     return f"{name} {arrow}"
 
 

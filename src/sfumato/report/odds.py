@@ -6,10 +6,8 @@ import math
 from html import escape
 from typing import Any
 
+from sfumato.release.card import FALSE_ALARMS
 from sfumato.report.chart import dots, figure
-
-FALSE_ALARMS = (1000, 100, 10)
-"""One false alarm in so many."""
 
 
 def percent_up(value: float) -> str:
@@ -28,6 +26,15 @@ def most_recognised(epsilon: float, delta: float, false_alarms: float) -> float:
     return min(1.0, upper, other)
 
 
+def recognised(card: dict[str, Any]) -> list[tuple[int, float]]:
+    """For one false alarm in so many, the bound: the card's, computed from the mechanism, or what (ε, δ) alone says."""
+    known = card.get("recognised") or {}
+    return [
+        (often, min(known.get(str(often), 1.0), most_recognised(card["epsilon"], card["delta"], 1 / often)))
+        for often in FALSE_ALARMS
+    ]
+
+
 def meaning(card: dict[str, Any]) -> str:
     """The guarantee as a picture of a hundred guesses and a table of what a suspicious reader could find out."""
     unit = escape(card["unit"])
@@ -42,11 +49,7 @@ def meaning(card: dict[str, Any]) -> str:
         f"release, and knowing everything else there is to know, can make it at most {percent_up(guess)} % (with the "
         "red ones).",
     )
-    rows = "".join(
-        f"<tr><td>1 in {often}</td>"
-        f"<td>{percent_up(most_recognised(card['epsilon'], card['delta'], 1 / often))} %</td></tr>"
-        for often in FALSE_ALARMS
-    )
+    rows = "".join(f"<tr><td>1 in {often}</td><td>{percent_up(share)} %</td></tr>" for often, share in recognised(card))
     return (
         f"<h2>What that means</h2>{picture}"
         f"<p>Someone suspects particular {unit}s of having been in the collection, and looks for proof in the release. "

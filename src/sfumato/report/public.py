@@ -1,4 +1,4 @@
-"""The public page of a release: its card, its guarantee as odds, samples of every class. Made from the release alone."""
+"""The public page: a release's card, its guarantee as odds, samples of every class. Made from the release alone."""
 
 from __future__ import annotations
 

@@ -27,16 +27,45 @@ from PIL import Image
 from safetensors import safe_open
 
 from sfumato.release import Release
+from sfumato.release.card import FALSE_ALARMS
 from sfumato.report.folder import RunFolder
-from sfumato.report.odds import FALSE_ALARMS, most_recognised, percent_up
+from sfumato.report.odds import percent_up, recognised
 from sfumato.report.public import public_page
 
 FILES = {"model.safetensors", "card.json", "card.html"}
-CARD = frozenset(
-    "guarantee epsilon delta unit claim relation sentence best_guess reasons collection_epsilon method variant paper "
-    "parameters events sampler accountant randomness public shape classes class_counts class_counts_are audits "
-    "ledger_head run made command device versions".split()
-)
+CARD = {
+    "guarantee",
+    "epsilon",
+    "delta",
+    "unit",
+    "claim",
+    "relation",
+    "sentence",
+    "best_guess",
+    "recognised",
+    "reasons",
+    "collection_epsilon",
+    "method",
+    "variant",
+    "paper",
+    "parameters",
+    "events",
+    "sampler",
+    "accountant",
+    "randomness",
+    "public",
+    "shape",
+    "classes",
+    "class_counts",
+    "class_counts_are",
+    "audits",
+    "ledger_head",
+    "run",
+    "made",
+    "command",
+    "device",
+    "versions",
+}
 _PICTURE = re.compile(r"data:image/png;base64,([A-Za-z0-9+/=]*)")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 _CHUNKS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
@@ -214,8 +243,7 @@ def _of_card(card: dict[str, Any]) -> set[str]:
         elif isinstance(value, int | float) and not isinstance(value, bool):
             found |= {str(value), f"{value:g}", f"{value:.4g}"}
     if card["guarantee"] == "certified":
-        shares = [most_recognised(card["epsilon"], card["delta"], 1 / often) for often in FALSE_ALARMS]
-        for share in (card["best_guess"], *shares):
+        for share in (card["best_guess"], *(share for _, share in recognised(card))):
             found |= set(_NUMBER.findall(percent_up(share)))
         found |= {f"{100 * card['best_guess']:.1f}", str(-int(-100 * card["best_guess"] // 1))}
     return found

@@ -16,15 +16,22 @@ _STYLE = """
 .banner { position: sticky; top: 0; z-index: 2; background: var(--bad); color: #fff; text-align: center;
   font: 600 .82rem/1.35 system-ui, sans-serif; padding: .5rem 1rem; print-color-adjust: exact; }
 .banner b { letter-spacing: .08em; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-table.wide { min-width: 34rem; }
+main { max-width: 54rem; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { white-space: nowrap; }
+table.wide { min-width: 36rem; }
+table.wide th { font-weight: 600; vertical-align: bottom; }
+table.wide th:first-child { font-weight: normal; position: sticky; left: 0; background: var(--paper);
+  min-width: 6.5rem; }
+table.wide :last-child { padding-right: 0; }
 td.own { font-weight: 600; }
 h2.run { margin-top: 3rem; font-size: 1.35rem; border-bottom: 2px solid var(--ink); font-weight: normal; }
 h3 { font-size: 1.02rem; margin: 1.75rem 0 .4rem; }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: .25rem 1.5rem; }
 .gallery figure { margin: .5rem 0; }
 .gallery img { width: 100%; }
-@media print { .banner { position: static; } .watermark b { font-size: 30mm; } }
+@media print { .banner { position: static; } table.wide { min-width: 0; font-size: 8pt; }
+  table.wide th:first-child { background: none; } .watermark b { font-size: 30mm; } }
 @media (max-width: 30rem) { th, td { padding-right: .5rem; } .banner span { display: block; } }
 """
 
