@@ -83,7 +83,7 @@ def do(task: Cell | None, terms: Terms) -> None:
     if task is None:
         _measure_baselines(terms, train, real_test)
     else:
-        _train(task, terms, train)
+        train_cell(task, terms, train)
         _judge(task, terms, train, real_test)
 
 
@@ -95,23 +95,35 @@ def _read(terms: Terms) -> tuple[Images, Images]:
     return train, read(terms.test or terms.data, **options)
 
 
-def _train(cell: Cell, terms: Terms, train: Images) -> None:
+def train_cell(cell: Cell, terms: Terms, train: Images) -> None:
+    """A finished run in the cell's folder: begun, gone on with, or begun once more where a crash took an answer."""
+    from sfumato.privacy.curator import AnswerLost
 
+    folder = cell.folder(terms.out)
+    if (folder / "release").exists():
+        return
+    if folder.exists() and not (folder / "ledger.jsonl").exists():
+        shutil.rmtree(folder)  # killed before its first entry: nothing was asked, so nothing is lost
+    try:
+        _train(cell, terms, train)
+    except AnswerLost:
+        # Its ledger stays beside the new one's and counts in the total.
+        lost = len(list(folder.parent.glob(f"{folder.name}.lost-*")))
+        folder.rename(folder.with_name(f"{folder.name}.lost-{lost + 1}"))
+        _train(cell, terms, train)
+
+
+def _train(cell: Cell, terms: Terms, train: Images) -> None:
     from sfumato.cost import Cost
     from sfumato.data import PrivateImages
     from sfumato.methods.run import Run
     from sfumato.privacy import Budget
     from sfumato.report.folder import write_whole
 
-    folder = cell.folder(terms.out)
-    run = Run(folder)
-    if run.release.exists():
-        return
+    run = Run(cell.folder(terms.out))
     budget = Budget(cell.epsilon, terms.delta, terms.unit)  # type: ignore[arg-type]
     begun = (run.internal / "run.json").exists()
-    if not begun and folder.exists() and not run.ledger.exists():
-        shutil.rmtree(folder)  # killed before its first entry: nothing was asked, so nothing is lost
-    for torn in folder.glob(".release-*"):
+    for torn in run.folder.glob(".release-*"):
         shutil.rmtree(torn)
     facts = {"method": cell.method.name, "parameters": cell.method.parameters(), "budget": budget.to_json()}
     run.begin(facts, resume=begun)

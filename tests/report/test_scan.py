@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
-from report.finished import TRAIN, evaluated, finished_run
 from safetensors.numpy import load_file, save_file
 
+from report.finished import TRAIN, evaluated, finished_run
 from sfumato.cli import main
 from sfumato.release import Release
 from sfumato.release.grid import data_address

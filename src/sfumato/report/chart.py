@@ -67,12 +67,12 @@ class Bar:
     worst: bool = False
 
 
-def bars(entries: Sequence[Bar]) -> str:
-    """Horizontal bars with their values; a vertical line marks the baseline."""
+def bars(entries: Sequence[Bar], *, full: float = 1.0) -> str:
+    """Horizontal bars with their values, up to ``full``; a vertical line marks the baseline."""
     rows = []
     for bar in entries:
-        mark = "" if bar.mark is None else f'<i style="left:calc({100 * _unit(bar.mark):.1f}% - 1px)"></i>'
-        fill = f'<span{" class=worst" if bar.worst else ""} style="width:{100 * _unit(bar.share):.1f}%"></span>'
+        mark = "" if bar.mark is None else f'<i style="left:calc({100 * _unit(bar.mark / full):.1f}% - 1px)"></i>'
+        fill = f'<span{" class=worst" if bar.worst else ""} style="width:{100 * _unit(bar.share / full):.1f}%"></span>'
         rows.append(
             f'<tr><th>{escape(bar.name)}</th><td class="track"><div>{fill}{mark}</div></td>'
             f'<td class="value">{100 * bar.share:.1f} %</td></tr>'
@@ -164,7 +164,7 @@ def _line(line: Series, number: int, placed: Sequence[tuple[float, Point]], down
     path = "L".join(f"{across:.1f} {down(point.y):.1f}" for across, point in placed)
     parts = [f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>']
     for across, point in placed:
-        if point.deviation:
+        if point.deviation is not None:
             top, bottom = down(point.y + point.deviation), down(point.y - point.deviation)
             parts.append(
                 f'<path d="M{across - 4:.1f} {top:.1f}h8m-4 0V{bottom:.1f}m-4 0h8" fill="none" stroke="{colour}"/>'

@@ -163,7 +163,7 @@ def _memorisation(run: RunFolder) -> str:
         parts.append(
             figure(
                 "Are synthetic images closer to private ones than fresh real images are?",
-                bars([Bar("synthetic", share, 0.01), Bar("fresh real", 0.01)]),
+                bars([Bar("synthetic", share, 0.01), Bar("fresh real", 0.01)], full=max(0.05, 1.2 * share)),
                 f"The share of {summary['synthetic_count']} synthetic images that lie nearer to a training image than "
                 f"99 % of {summary['test_count']} real test images do; 1 % (the line) is what fresh images show. Exact "
                 f"copies: {summary['exact_copies']}. Median distance to the nearest training image: "
@@ -195,7 +195,7 @@ def _cost(run: RunFolder, card: dict[str, Any]) -> str:
         rows["peak memory"] = memory_text(cost)
         rows["machine"] = f"{cost['device']}, {cost['threads']} thread{'s' * (cost['threads'] != 1)}"
     body = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows.items())
-    return f"<h2>What did it cost?</h2><table>{body}</table>"
+    return f'<h2>What did it cost?</h2><table class="short">{body}</table>'
 
 
 def seconds_text(seconds: float) -> str:

@@ -24,6 +24,7 @@ table.wide th { font-weight: 600; vertical-align: bottom; }
 table.wide th:first-child { font-weight: normal; position: sticky; left: 0; background: var(--paper);
   min-width: 6.5rem; }
 table.wide :last-child { padding-right: 0; }
+table.short { max-width: 36rem; }
 td.own { font-weight: 600; }
 h2.run { margin-top: 3rem; font-size: 1.35rem; border-bottom: 2px solid var(--ink); font-weight: normal; }
 h3 { font-size: 1.02rem; margin: 1.75rem 0 .4rem; }
@@ -31,7 +32,8 @@ h3 { font-size: 1.02rem; margin: 1.75rem 0 .4rem; }
 .gallery figure { margin: .5rem 0; }
 .gallery img { width: 100%; }
 @media print { .banner { position: static; } table.wide { min-width: 0; font-size: 8pt; }
-  table.wide th:first-child { background: none; } .watermark b { font-size: 30mm; } }
+  table.wide th:first-child { background: none; } .watermark b { font-size: 24mm; }
+  main { padding-top: 8mm; } tr, table.short { break-inside: avoid; } h2 + table { break-before: avoid; } }
 @media (max-width: 30rem) { th, td { padding-right: .5rem; } .banner span { display: block; } }
 """
 
