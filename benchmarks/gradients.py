@@ -526,6 +526,7 @@ def main() -> None:
         return
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {given.threads} threads"
     arithmetic = "bf16 autocast" if given.bf16 else "TF32" if given.tf32 and device.type == "cuda" else "float32"
+    print(f"{machine}, {arithmetic}, torch {torch.__version__}, Python {platform.python_version()}\n", flush=True)
     rows: list[dict[str, object]] = []
     for name, units in cases:
         case = make(name, units, device, autocast=given.bf16)
@@ -536,7 +537,8 @@ def main() -> None:
                         threads=given.threads)  # fmt: skip
     if given.classes:
         rows += classes(given.classes, device, given.rounds)
-    print(f"{machine}, {arithmetic}, torch {torch.__version__}, Python {platform.python_version()}\n\n{table(rows)}")
+    if rows:
+        print(table(rows))
     if given.out:
         given.out.write_text(json.dumps({"machine": machine, "arithmetic": arithmetic, "torch": torch.__version__,
                                          "rows": rows}, indent=2) + "\n")  # fmt: skip
