@@ -147,6 +147,26 @@ def test_only_what_is_planned_is_answered_and_each_block_once() -> None:
     assert ledger.events() == door.plan.events
 
 
+def test_steps_begun_twice_draw_other_coins_and_other_noise() -> None:
+    """Leaving a loop and entering it again goes on; it does not ask the same batch under the same noise."""
+    tape = Listener()
+    door, ledger = curator(train(a=1.0), tape=tape)
+    for _ in range(5):
+        for step in door.steps("train"):
+            step.noisy_sum("a", lambda images, labels, random: images.flatten(1), bound=1.0)
+            break
+    assert [question.step for question, _ in tape.heard] == [0, 1, 2, 3]
+    assert ledger.events() == door.plan.events
+
+
+def test_a_method_cannot_plan_a_unit_to_move_less_than_it_does() -> None:
+    event = NoisySums("train", (Block("a", 1.0, moves=0.1),), rate=0.5, steps=2)
+    door, _ = curator(event)
+    with pytest.raises(ValueError, match="moves by 1"):
+        for step in door.steps("train"):
+            step.noisy_sum("a", lambda images, labels, random: images.flatten(1), bound=1.0)
+
+
 def test_a_plan_that_does_not_fit_is_refused_before_any_question() -> None:
     budget = Budget(1.0, 1e-5)
     ledger = Ledger(None, budget)

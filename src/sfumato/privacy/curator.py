@@ -110,6 +110,7 @@ class Curator:
         self._tape = tape
         self._states: list[PrivateState] = []
         self._charges = 0
+        self._next: dict[str, int] = {}
         self._opened = False
         self._probed: set[tuple[str, str]] = set()
         # Room for the whole plan, or a refusal before the first look at the data.
@@ -130,9 +131,12 @@ class Curator:
         event, keep = self.plan.event(name), dict(keep or {})
         paid = min(event.steps, self._ledger.charged_steps(self._run, name))
         done = self._checkpoint.restore(name, keep, self._states) if self._checkpoint else 0
-        last = event.steps - (paid - done)
+        # An index is never used twice under one key: it addresses the step's coins and noise.
+        first = max(done, self._next.get(name, 0))
+        last = first + event.steps - paid
         shown = -1
-        for index in range(done, last):
+        for index in range(first, last):
+            self._next[name] = index + 1
             step = self.step_type(self, event, index)
             yield step
             step._finish()
@@ -189,12 +193,11 @@ class Curator:
         rows = np.sort(table[weights > 0])
         return self._records._pixels[rows], np.asarray(self._records._labels)[rows]
 
-    def claimed_sum(
-        self, name: str, total: Tensor, *, claimed_sensitivity: float, noise_multiplier: float, step: int = 0
-    ) -> Tensor:
+    def claimed_sum(self, name: str, total: Tensor, *, claimed_sensitivity: float, noise_multiplier: float) -> Tensor:
         """Noise on a sum that a published algorithm made from raw records, at the sensitivity its authors claim."""
         if not self._opened:
             raise PermissionError("claimed_sum is for sums made from raw records; open them first")
+        step = self._next[name] = self._next.get(name, -1) + 1
         part = Part("total", total.detach().flatten(), claimed_sensitivity, noise_multiplier * claimed_sensitivity)
         question = Question(name, step, name, (part,), {"shape": tuple(total.shape)}, claimed=True)
         return self._exchange(question).view(total.shape).to(total.dtype)
@@ -324,6 +327,8 @@ class Step:
     def _noise_multiplier(self, block: str) -> float:
         for planned in self._event.blocks:
             if planned.name == block:
+                if planned.moves != 1:
+                    raise ValueError(f"block {block!r} is planned to move by {planned.moves:g}; this one moves by 1")
                 return planned.noise_multiplier
         raise LookupError(
             f"block {block!r} is not planned for {self._event.name!r}, which has {[b.name for b in self._event.blocks]}"
