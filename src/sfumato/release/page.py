@@ -21,7 +21,7 @@ h2 { font-size: 1.15rem; margin: 2.25rem 0 .5rem; border-bottom: 1px solid var(-
 .verdict { display: inline-block; font: 600 .8rem/1 system-ui, sans-serif; letter-spacing: .06em; color: #fff;
   padding: .45rem .7rem; border-radius: .25rem; text-transform: uppercase; background: var(--good); }
 .verdict.none { background: var(--bad); }
-.numbers { font-size: 2.2rem; margin: 1.25rem 0 .25rem; }
+.numbers { font-size: 2.2rem; line-height: 1.25; margin: 1.25rem 0 .25rem; }
 .numbers small, .note { color: var(--faint); font-size: .95rem; }
 table { border-collapse: collapse; width: 100%; font: .88rem/1.4 system-ui, sans-serif; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line);
@@ -30,6 +30,7 @@ th, td { text-align: left; vertical-align: top; padding: .35rem .75rem .35rem 0;
 .scroll { overflow-x: auto; }
 img { max-width: 100%; height: auto; image-rendering: pixelated; border: 1px solid var(--line); }
 code { font: .85rem/1.5 ui-monospace, Menlo, monospace; overflow-wrap: anywhere; }
+@media (max-width: 30rem) { .numbers small { display: block; } }
 @media print { body { background: #fff; font-size: 11pt; } main { padding: 0; } h2 { break-after: avoid; } }
 """
 

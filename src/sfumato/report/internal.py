@@ -107,7 +107,7 @@ def _metrics(evaluation: dict[str, Any]) -> str:
         table.setdefault(heading(entry), {})[entry["row"]] = printed(entry["metric"], entry["mean"], entry["std"])
         worst = entry["worst_class"]
         if entry["metric"] == "accuracy" and worst is not None:
-            name = f"— worst class, {entry['classifier']}"
+            name = f"worst class, {entry['classifier']}"
             table.setdefault(name, {})[entry["row"]] = f"{scaled('accuracy', worst['mean']):.1f} ({worst['class']})"
     head = "".join(f'<th class="number">{escape(row)}</th>' for row in rows)
     body = "".join(
