@@ -195,7 +195,8 @@ def _begin(terms: Terms) -> None:
     from sfumato.report.folder import write_whole
 
     path = terms.out / "terms.json"
-    facts = json.loads(json.dumps(terms.facts()))
+    places = {"path": str(terms.data.resolve()), "test": None if terms.test is None else str(terms.test.resolve())}
+    facts = json.loads(json.dumps({**terms.facts(), **places}))
     if path.exists():
         before = json.loads(path.read_text())
         changed = sorted(key for key in {*before, *facts} if before.get(key) != facts.get(key))

@@ -87,6 +87,12 @@ def _table(result: dict[str, Any]) -> str:
             f" {result['images']} synthetic images of each run; distances from "
             f"{'all' if bound is None else f'at most {bound}'} of each set."
         )
+    resumed = sum(entry["resumed"] for entry in entries)
+    if resumed:
+        note += (
+            f" {resumed} training{'s were' if resumed > 1 else ' was'} resumed after an interruption: the time counts "
+            "from there, and steps that were charged and then lost are missing."
+        )
     note += "".join(f" Left out: {entry['metric']}: {entry['reason']}." for entry in result["left_out"])
     table = f'<div class="scroll"><table class="wide"><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
     return "<h2>Every number</h2>" + figure("How good is each method, and what does it take?", table, note)

@@ -35,13 +35,17 @@ def recognised(card: dict[str, Any]) -> list[tuple[int, float]]:
     ]
 
 
+def guesses_right(card: dict[str, Any]) -> int:
+    """Of a hundred guesses about one unit's presence, at most so many can be right."""
+    return math.ceil(100 * card["best_guess"] * (1 - 1e-12))
+
+
 def meaning(card: dict[str, Any]) -> str:
     """The guarantee as a picture of a hundred guesses and a table of what a suspicious reader could find out."""
     unit = escape(card["unit"])
     if card["guarantee"] != "certified":
         return "<h2>What that means</h2><p>Nothing bounds what a reader of this release can find out about anyone.</p>"
-    guess = card["best_guess"]
-    right = math.ceil(100 * guess * (1 - 1e-12))
+    guess, right = card["best_guess"], guesses_right(card)
     picture = figure(
         f"How often can a guess about one {unit} be right?",
         dots(common=50, added=right - 50, label=f"Of 100 guesses, 50 are right by chance and at most {right} in all"),

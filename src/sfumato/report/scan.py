@@ -12,6 +12,7 @@ the audits' business.
 from __future__ import annotations
 
 import base64
+import importlib.metadata
 import io
 import json
 import re
@@ -29,7 +30,7 @@ from safetensors import safe_open
 from sfumato.release import Release
 from sfumato.release.card import FALSE_ALARMS
 from sfumato.report.folder import RunFolder
-from sfumato.report.odds import percent_up, recognised
+from sfumato.report.odds import guesses_right, percent_up, recognised
 from sfumato.report.public import public_page
 
 FILES = {"model.safetensors", "card.json", "card.html"}
@@ -103,7 +104,7 @@ def scan(path: str | Path, *, page: str | None = None) -> list[Finding]:
     if page is not None:
         pages["public.html"] = (page, public_page(release))
     for name, (found, redrawn) in pages.items():
-        findings += [*_redrawn(name, found, redrawn), *_numbers(name, found, card, secrets)]
+        findings += [*_redrawn(name, found, redrawn, card), *_numbers(name, found, card, secrets)]
     return findings
 
 
@@ -142,11 +143,13 @@ def _card(card: dict[str, Any], secrets: dict[str, list[tuple[str, Any]]]) -> It
 # Redrawing
 
 
-def _redrawn(name: str, found: str, redrawn: str) -> Iterator[Finding]:
+def _redrawn(name: str, found: str, redrawn: str, card: dict[str, Any]) -> Iterator[Finding]:
     if _PICTURE.sub("", found) != _PICTURE.sub("", redrawn):
         extra = Counter(_words(found)) - Counter(_words(redrawn))
         under = next((heading for heading, _ in extra), "markup")
-        yield Finding(name, f"it is not the page that the release alone gives; it differs under “{under}”")
+        yield Finding(
+            name, f"it is not the page that the release alone gives; it differs under “{under}”{_version(card)}"
+        )
     pictures, expected = _PICTURE.findall(found), _PICTURE.findall(redrawn)
     if len(pictures) != len(expected):
         yield Finding(name, "it holds another number of pictures than the release alone gives")
@@ -159,6 +162,11 @@ def _redrawn(name: str, found: str, redrawn: str) -> Iterator[Finding]:
         )
         if shown.shape != drawn.shape or np.abs(shown - drawn).mean() > _TOLERANCE:
             yield Finding(name, f"picture {number} is not one that the release draws")
+
+
+def _version(card: dict[str, Any]) -> str:
+    made, here = card["versions"]["sfumato"], importlib.metadata.version("sfumato")
+    return "" if made == here else f" (it was made by sfumato {made}; this is {here}, which may draw it differently)"
 
 
 def _chunks(png: bytes) -> Iterator[bytes]:
@@ -245,7 +253,7 @@ def _of_card(card: dict[str, Any]) -> set[str]:
     if card["guarantee"] == "certified":
         for share in (card["best_guess"], *(share for _, share in recognised(card))):
             found |= set(_NUMBER.findall(percent_up(share)))
-        found |= {f"{100 * card['best_guess']:.1f}", str(-int(-100 * card["best_guess"] // 1))}
+        found |= {f"{100 * card['best_guess']:.1f}", str(guesses_right(card))}
     return found
 
 
