@@ -165,7 +165,7 @@ def run_all(cells: Sequence[Cell], terms: Terms, *, jobs: int) -> dict[str, str]
     jobs = max(1, min(jobs, len(left)))
     threads = max(1, (os.cpu_count() or 1) // jobs)
     failed: dict[str, str] = {}
-    # A fresh process for each run: its peak memory is its own, and a crash in one leaves the others alone.
+    # A fresh process for each run, so that its peak memory is its own.
     pool = ProcessPoolExecutor(
         jobs, mp_context=get_context("spawn"), initializer=_stay_with_parent, initargs=(threads,), max_tasks_per_child=1
     )
@@ -191,7 +191,6 @@ def run_all(cells: Sequence[Cell], terms: Terms, *, jobs: int) -> dict[str, str]
 
 
 def _begin(terms: Terms) -> None:
-
     from sfumato.report.folder import write_whole
 
     path = terms.out / "terms.json"
@@ -217,7 +216,6 @@ def _finished(task: Cell | None, out: Path) -> bool:
 
 
 def _same_settings(cell: Cell, folder: Path) -> bool:
-
     facts = json.loads((folder / "internal" / "run.json").read_text())
     if facts["parameters"] != json.loads(json.dumps(cell.method.parameters())):
         raise ValueError(f"{folder} holds a run with other parameters; choose another --out")

@@ -33,7 +33,8 @@ def gather(cells: Sequence[Cell], terms: Terms, *, failed: Mapping[str, str]) ->
     for cell in cells:
         groups.setdefault((cell.name, cell.epsilon), []).append(cell)
     entries = [entry for group in groups.values() if (entry := _entry(group, terms.out, baselines)) is not None]
-    ledgers = sorted((terms.out / "runs").glob("*/*/*/ledger.jsonl"))
+    # A file without an entry belongs to a run that was killed before it asked anything.
+    ledgers = [path for path in sorted((terms.out / "runs").glob("*/*/*/ledger.jsonl")) if path.stat().st_size]
     events = [event for path in ledgers for event in Ledger.read(path).events()]
     total = epsilon(events, terms.delta)
     return {

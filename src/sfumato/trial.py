@@ -206,7 +206,6 @@ def _evaluated(
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-
     from sfumato.report.folder import write_whole
 
     write_whole(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", private=True)
