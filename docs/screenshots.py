@@ -43,12 +43,13 @@ def main(folder: Path) -> None:
     IMAGES.mkdir(exist_ok=True)
     with Browser() as browser:
         for name, page in pages.items():
-            for kind, size, height in (("desktop", WINDOW, 1700), ("phone", PHONE, 1500)):
+            for kind, size, height in (("desktop", WINDOW, 1300), ("phone", PHONE, 1250)):
                 visit = browser.open(page, size)
                 if visit.problems:
                     raise RuntimeError(f"{page}: {visit.problems}")
                 picture = Image.open(io.BytesIO(browser.screenshot(visit, height=height))).convert("RGB")
-                small = picture.quantize(32, dither=Image.Dither.NONE)
+                # Maximum coverage keeps the few greens and reds that a small palette would lose.
+                small = picture.quantize(24, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
                 small.save(IMAGES / f"{name}-{kind}.png", optimize=True)
 
 

@@ -23,6 +23,7 @@ h2 { font-size: 1.15rem; margin: 2.25rem 0 .5rem; border-bottom: 1px solid var(-
 .verdict.none { background: var(--bad); }
 .numbers { font-size: 2.2rem; line-height: 1.25; margin: 1.25rem 0 .25rem; }
 .numbers small, .note { color: var(--faint); font-size: .95rem; }
+.whole { white-space: nowrap; }
 table { border-collapse: collapse; width: 100%; font: .88rem/1.4 system-ui, sans-serif; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line);
   overflow-wrap: break-word; }
@@ -68,7 +69,7 @@ def card_page(card: dict[str, Any], samples: str, *, meaning: str = "", style: s
         )
     sections = [
         f"<h1>Synthetic images by {escape(card['method'])}</h1><p>{verdict}</p>{numbers}",
-        f"<p>{escape(card['sentence'])}</p>{shared}{meaning}",
+        f"<p>{_sentence(card)}</p>{shared}{meaning}",
         f"<h2>Samples</h2>{samples}",
         "<h2>What was asked of the collection</h2>" + _events(card),
         "<h2>What is treated as public</h2>" + _list(card["public"]),
@@ -77,6 +78,13 @@ def card_page(card: dict[str, Any], samples: str, *, meaning: str = "", style: s
         "<h2>How it was made</h2>" + _made(card),
     ]
     return html_page(f"{card['method']}: {card['guarantee']}", f"<main>{''.join(sections)}</main>", style=style)
+
+
+def _sentence(card: dict[str, Any]) -> str:
+    """With δ in one piece: a line must not break after the hyphen of 1e-05."""
+    delta = f"{card['delta']:g}" if card["delta"] is not None else None
+    text = escape(card["sentence"])
+    return text if delta is None else text.replace(delta, f'<span class="whole">{delta}</span>')
 
 
 def sample_grid(card: dict[str, Any], images: np.ndarray, *, columns: int) -> str:

@@ -15,12 +15,12 @@ from sfumato.report.watermark import not_private_page
 def comparison_page(result: dict[str, Any], pictures: Sequence[str]) -> str:
     """``pictures`` are ``data:`` addresses, one for each entry."""
     composed, entries = result["composed"], result["entries"]
+    spent = f'ε = {composed["epsilon"]:g} at δ = <span class="whole">{composed["delta"]:g}</span>'
     body = [
         f"<h1>Comparison on {escape(result['data'])}</h1>",
-        f"<p>{_count(len({entry['name'] for entry in entries}))}, the same data, sampler, accountant and "
-        f"metrics (protocol {escape(result['protocol'])}). Every run kept a ledger of its own; together the "
-        f"{composed['ledgers']} runs cost this collection ε = {composed['epsilon']:g} at δ = {composed['delta']:g} for "
-        f"each {escape(result['unit'])}.</p>",
+        f"<p>{_count(len({entry['name'] for entry in entries}))}, the same data, sampler, accountant and metrics "
+        f"(protocol {escape(result['protocol'])}). Every run kept a ledger of its own; together the "
+        f"{composed['ledgers']} runs cost this collection {spent} for each {escape(result['unit'])}.</p>",
     ]
     if entries:
         body += [_curve(result), _table(result), _samples(entries, pictures), _settings(result)]
