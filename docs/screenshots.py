@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
                     raise RuntimeError(f"{page}: {visit.problems}")
                 picture = Image.open(io.BytesIO(browser.screenshot(visit, height=height))).convert("RGB")
                 # Maximum coverage keeps the few greens and reds that a small palette would lose.
-                small = picture.quantize(24, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+                small = picture.quantize(80, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
                 small.save(IMAGES / f"{name}-{kind}.png", optimize=True)
 
 
