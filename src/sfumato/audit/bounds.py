@@ -64,7 +64,7 @@ def two_worlds(
     signs = np.repeat([1.0, -1.0], 199)
     # On the first half a cheap upper rate will do; it is the second half that counts.
     false, missed = (
-        (hits + 3) / (trials + 3)
+        np.minimum(1.0, (hits + 3 + 2 * np.sqrt(hits * (1 - hits / trials))) / trials)
         for hits, trials in (
             (_above(out_first, signs, cuts), len(out_first)),
             (len(in_first) - _above(in_first, signs, cuts), len(in_first)),
@@ -80,7 +80,9 @@ def two_worlds(
         (_gaussian, "Gaussian DP", "a trade-off curve no better for the attacker than a Gaussian mechanism's"),
     ):
         choice = int(np.argmax(promise[name]))
-        above = [int(_above(s, signs[choice : choice + 1], cuts[choice : choice + 1])[0]) for s in (out_second, in_second)]
+        above = [
+            int(_above(s, signs[choice : choice + 1], cuts[choice : choice + 1])[0]) for s in (out_second, in_second)
+        ]
         worst_false = upper_rate(above[0], len(out_second), alpha)
         worst_missed = upper_rate(len(in_second) - above[1], len(in_second), alpha)
         bounds.append(Bound(value(worst_false, worst_missed, delta), delta, confidence, name, assumes, threat))
@@ -166,7 +168,9 @@ def _refuted(canaries: int, guesses: int, right: int, delta: float, alpha: float
 # The mechanism is known: its likelihood ratio can be drawn
 
 
-def likelihood_ratio(losses: np.ndarray, *, delta: float, confidence: float = 0.95, threat: str = Bound.threat) -> Bound:
+def likelihood_ratio(
+    losses: np.ndarray, *, delta: float, confidence: float = 0.95, threat: str = Bound.threat
+) -> Bound:
     """From draws of the privacy loss L = log dP/dQ under P: δ ≥ P(L > ε + t)·(1 − e^−t) for every t > 0.
 
     P(L > s) is bounded below from order statistics, so neither the law of L nor its tail is assumed, and the bound is

@@ -161,9 +161,7 @@ def black_box(
     coins = random.random(canaries) < 0.5
     images = random.integers(0, 2, (canaries, *private.shape)).astype(np.float32)
     labels = np.arange(canaries) % len(private.classes)
-    data, _ = _extended(
-        private, canaries, budget.unit, silent=np.flatnonzero(~coins), images=images, labels=labels
-    )
+    data, _ = _extended(private, canaries, budget.unit, silent=np.flatnonzero(~coins), images=images, labels=labels)
     with Ledger(None, budget) as ledger:
         release = method.fit(data, budget, ledger, device="cpu", seed=seed)
         printed = epsilon(ledger.events(), budget.delta)

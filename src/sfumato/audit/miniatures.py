@@ -100,7 +100,9 @@ def dp2_vae(random: np.random.Generator, *, claimed: float = 1.0, runs: int = 10
             gradients = np.stack([np.einsum("rb,rbp->rp", pull, shard), np.einsum("rb,rbp->rp", codes, error)])
             # Algorithm 1 clips the gradient of the whole batch, so the brightest record has the say.
             gradients /= np.maximum(1.0, np.linalg.norm(gradients, axis=2, keepdims=True) / clip)
-            encoder, decoder = _adam(np.stack([encoder, decoder]), gradients, moments, step, pace * (1 - step / training))
+            encoder, decoder = _adam(
+                np.stack([encoder, decoder]), gradients, moments, step, pace * (1 - step / training)
+            )
         fresh = 0.3 * random.normal(size=(runs, pixels))  # stage 2 starts from a decoder that has seen nothing
         codes = np.einsum("rbp,rp->rb", shard, encoder)
         each = codes[..., None] * (codes[..., None] * fresh[:, None] - shard)
@@ -150,7 +152,9 @@ def dpaf(random: np.random.Generator, *, claimed: float = 1.0, runs: int = 2000,
         released = total + multiplier * clip * random.normal(size=total.shape)
         scores.append((released.sum(2) @ judge) / features)
     bound = two_worlds(*scores, delta=delta, threat="sees one noisy conv2 gradient; the state is set by hand")[0]
-    note = f"STATE SET BY HAND; batch {batch}, one step, σ {multiplier:.2f} for a movement of one clip; {runs} runs each"
+    note = (
+        f"STATE SET BY HAND; batch {batch}, one step, σ {multiplier:.2f} for a movement of one clip; {runs} runs each"
+    )
     return Miniature("DPAF, published", claimed, bound, note, time.perf_counter() - began)
 
 
