@@ -125,7 +125,8 @@ def white_box(
     An answer with fewer numbers than canaries carries none of them; the bound stays valid and gets weaker.
     """
     random = np.random.default_rng(seed)
-    scores, included, events = [], [], ()
+    scores, included = [], []
+    events: tuple[Event, ...] = ()
     for run in range(runs):
         coins = random.random(canaries) < 0.5
         data, first = _extended(private, canaries, budget.unit, silent=np.flatnonzero(~coins))

@@ -113,30 +113,34 @@ def twins_command(
 
 @audit_app.command("noise")
 def noise_command(
-    method: MethodName,
+    method: Annotated[str | None, typer.Argument(help="A method; without one, the generator alone.")] = None,
     *,
     variant: Variant = "certified",
     unit: UnitOption = "image",
-    runs: Annotated[int, typer.Option(min=2)] = 3,
+    runs: Annotated[int, typer.Option(min=2, help="Runs of the method to listen to.")] = 10,
     epsilon: Epsilon = 1.0,
     delta: Delta = 1e-5,
     settings: Settings = None,
     as_json: Json = False,
 ) -> None:
     """Is the noise as large, as normal and as independent as the ledger believes, and are the coins fair?"""
-    from sfumato.audit.noise import audit_noise
+    from sfumato.audit.noise import audit_generator, audit_noise
 
-    chosen = find_method(method, variant, settings)
-    private = _collection(None, None, unit, 0)
-    result = audit_noise(chosen, private, budget=_budget(chosen, epsilon, delta, unit), runs=runs)
+    found = {"generator": audit_generator()}
+    if method is not None:
+        chosen = find_method(method, variant, settings)
+        private = _collection(None, None, unit, 0)
+        found[method] = audit_noise(chosen, private, budget=_budget(chosen, epsilon, delta, unit), runs=runs)
+    flagged = any(one.flagged for one in found.values())
     if as_json:
-        _print({"method": chosen.name, "variant": chosen.variant, **result.to_json()})
-        raise typer.Exit(int(result.flagged))
-    _table(
-        ("test", "numbers", "chance", "would expose", ""),
-        [(t.name, str(t.size), f"{t.chance:.2g}", t.exposes, "FAILED" if t.failed else "") for t in result.tests],
-    )
-    raise typer.Exit(int(result.flagged))
+        _print({name: one.to_json() for name, one in found.items()})
+        raise typer.Exit(int(flagged))
+    for name, one in found.items():
+        _table(
+            (f"test of {name}", "numbers", "chance", "would expose", ""),
+            [(t.name, str(t.size), f"{t.chance:.2g}", t.exposes, "FAILED" if t.failed else "") for t in one.tests],
+        )
+    raise typer.Exit(int(flagged))
 
 
 @audit_app.command("canary")
@@ -201,10 +205,13 @@ def membership_command(
     samples: Annotated[int, typer.Option(min=10, help="Released images to look through.")] = 5000,
     size: Size = None,
     shadows: Annotated[int, typer.Option(min=0, help="Shadow models for LiRA, of the small form; 0 for none.")] = 0,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the ROC on logarithmic axes, as PNG or SVG. Internal.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Who was in the collection? GAN-Leaks, the likelihood attack and, with --shadows, LiRA. INTERNAL."""
-    from sfumato.audit.membership import NOTICE, Membership, distance, gan_leaks, likelihood, lira
+    from sfumato.audit.membership import NOTICE, Membership, distance, draw_curves, gan_leaks, likelihood, lira
     from sfumato.privacy import Budget
     from sfumato.release import Release
 
@@ -224,6 +231,8 @@ def membership_command(
         budget = Budget(found.card["epsilon"] or 1e3, found.card["delta"] or 1e-5)
         pool = (inside[0][:100], inside[1][:100])
         attacks.append(lira(small, *pool, classes=found.classes, budget=budget, score=score, shadows=shadows))
+    if plot is not None:
+        draw_curves(attacks, plot)
     if as_json:
         return _print({"notice": NOTICE, "attacks": [one.to_json() for one in attacks]})
     for one in attacks:

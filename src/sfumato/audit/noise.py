@@ -6,6 +6,7 @@ and rate that these samples would have exposed is worked out and tried (the reve
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from torch import Tensor
 from sfumato.audit.instrument import instrumented
 from sfumato.audit.replay import without
 from sfumato.methods.base import Method
-from sfumato.privacy import AnyBudget, Curator, Ledger, PrivateRecords
+from sfumato.privacy import AnyBudget, Curator, Ledger, PrivateRecords, Randomness
 from sfumato.privacy.answers import Question, grid_of
 
 ALPHA = 1e-6
@@ -120,6 +121,27 @@ def audit_noise(method: Method, private: PrivateRecords, *, budget: AnyBudget, r
     tests.append(_grid_test(worlds[0], neighbour))
     for name, (rate, table) in worlds[0].coins.items():
         tests += coin_tests(table, rate, name)
+    return NoiseAudit(tuple(test for test in tests if test.size))
+
+
+def audit_generator(*, numbers: int = 400_000, units: int = 2000, rate: float = 0.1) -> NoiseAudit:
+    """The same questions to the one place where noise and coins come from, with more numbers than a small run has."""
+    randomness = Randomness()
+    classes = [randomness.gaussian(numbers // 4, torch.device("cpu"), "audit", label).numpy() for label in range(4)]
+    values = np.concatenate(classes)
+    draws = [randomness.draws(torch.arange(units), torch.zeros(units, dtype=torch.int64), "audit", t) for t in (0, 1)]
+    latents = [one.normal("latent", 16).double().numpy() for one in draws]
+    everyone = np.arange(units)
+    table = np.stack([np.isin(everyone, randomness.coins(units, rate, "audit", step).numpy()) for step in range(200)])
+    tests = [
+        scale_test(values),
+        law_test(values),
+        _correlation("streams of different labels", list(itertools.pairwise(classes))),
+        _correlation("neighbours in a stream", [(values[:-1], values[1:])]),
+        _correlation("draws of neighbouring units", [(one[:-1].ravel(), one[1:].ravel()) for one in latents]),
+        _correlation("draws of one unit in two steps", [(latents[0].ravel(), latents[1].ravel())]),
+        *coin_tests(table, rate, "the generator"),
+    ]
     return NoiseAudit(tuple(tests))
 
 

@@ -54,4 +54,5 @@ def judge(
 
 def verdicts(*, budget: Budget, pairs: int = 12, canaries: int = 60, runs: int = 20) -> list[Verdict]:
     """The sound control first, then every twin."""
-    return [judge(twin, budget=budget, pairs=pairs, canaries=canaries, runs=runs) for twin in (SoundTwin, *TWINS)]
+    everyone: tuple[type[SoundTwin], ...] = (SoundTwin, *TWINS)
+    return [judge(twin, budget=budget, pairs=pairs, canaries=canaries, runs=runs) for twin in everyone]
