@@ -140,7 +140,8 @@ def one_run(
     for guesses in counts:
         half = guesses // 2
         right = int(included[order[-half:]].sum() + (~included[order[:half]]).sum())
-        best = max(best, _refuted(canaries, guesses, right, delta, alpha))
+        if chance_of_guesses(canaries, guesses, right, best, delta) <= alpha:
+            best = _refuted(canaries, guesses, right, delta, alpha)
     return Bound(best, delta, confidence, "one run", "coins of the canaries are fair and independent", threat)
 
 

@@ -198,13 +198,23 @@ def ledger_losses(events: Sequence[Event], draws: int, random: np.random.Generat
 
 
 def accountant_check(
-    events: Sequence[Event], *, delta: float, draws: int = 200_000, seed: int | None = None, confidence: float = 0.95
+    events: Sequence[Event],
+    *,
+    delta: float,
+    printed: float | None = None,
+    draws: int = 200_000,
+    seed: int | None = None,
+    confidence: float = 0.95,
 ) -> CanaryAudit:
-    """The exact likelihood-ratio bound for the ledger's own mechanisms: if it passes ε, the accountant is wrong."""
+    """The exact likelihood-ratio bound for the ledger's own mechanisms: if it passes ε, the accountant is wrong.
+
+    ``printed`` is the ε to hold it against; by default what the accountant says now.
+    """
     losses = ledger_losses(events, draws, np.random.default_rng(seed))
     threat = "sees every noisy answer; knows all other records and their coins"
     bound = likelihood_ratio(losses, delta=delta, confidence=confidence, threat=threat)
-    return CanaryAudit("likelihood ratio of the ledger", bound, epsilon(events, delta), 1)
+    printed = epsilon(events, delta) if printed is None else printed
+    return CanaryAudit("likelihood ratio of the ledger", bound, printed, 1)
 
 
 def _extended(

@@ -24,7 +24,7 @@ from sfumato.privacy import AnyBudget, Curator, Ledger, PrivateRecords, Randomne
 from sfumato.privacy.answers import Question, grid_of
 
 ALPHA = 1e-6
-COIN_STEPS = 400
+COIN_STEPS = 200
 
 
 @dataclass

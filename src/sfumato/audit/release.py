@@ -6,6 +6,7 @@ import json
 import math
 import os
 import tempfile
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from sfumato.audit.membership import NOTICE, Membership, gan_leaks, likelihood
 from sfumato.audit.noise import ALPHA, audit_noise
 from sfumato.audit.replay import replay
 from sfumato.audit.units import worst_case_images
-from sfumato.privacy import Budget, Ledger
+from sfumato.methods.base import Method
+from sfumato.privacy import Budget, BudgetExceeded, Ledger
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.events import event_from_json
 from sfumato.release.card import rounded_up
@@ -89,11 +91,14 @@ def _attack_method(audit: dict[str, Any], card: dict[str, Any], budget: Budget, 
     from sfumato.methods.registry import find
 
     method = find(card["method"]).small(card["variant"])
+    budget, printed = _affordable(method, budget), budget
     private = worst_case_images(persons=budget.unit == "person")
     replayed = replay(method, private, budget=budget, pairs=pairs)
     listened = audit_noise(method, private, budget=budget)
     events = [event_from_json(event) for event in card["events"]]
-    accounted = accountant_check(events, delta=budget.delta, draws=_draws(events, budget.delta))
+    accounted = accountant_check(
+        events, delta=budget.delta, draws=_draws(events, budget.delta), printed=printed.epsilon
+    )
     attacked = white_box(method, private, budget=budget, canaries=canaries)
     audit["replay"], audit["noise"] = replayed.to_json(), listened.to_json()
     audit["accountant"], audit["canary"] = accounted.to_json(), attacked.to_json()
@@ -108,6 +113,18 @@ def _attack_method(audit: dict[str, Any], card: dict[str, Any], budget: Budget, 
         f"{day}: {attacked} ({attacked.canaries} gradient canaries, one run of the method, small, drawn data)",
         f"{day}: {accounted} (this release's events)",
     ]
+
+
+def _affordable(method: Method, budget: Budget) -> Budget:
+    """The small form may have fixed noise that a small budget cannot pay for; then it is audited under a larger one."""
+    for larger in (budget.epsilon, 3.0, 30.0, 300.0):
+        try:
+            enough = replace(budget, epsilon=max(larger, budget.epsilon))
+            method.plan(enough)
+        except BudgetExceeded:
+            continue
+        return enough
+    return budget
 
 
 def _draws(events: list[Any], delta: float) -> int:
