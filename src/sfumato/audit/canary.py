@@ -28,6 +28,8 @@ from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.answers import Part
 from sfumato.privacy.budget import Unit
 
+WHITE_BOX = "sees every noisy answer; knows all other records and their coins"
+
 
 @dataclass(frozen=True)
 class CanaryAudit:
@@ -137,11 +139,10 @@ def white_box(
             events = ledger.events()
         scores.append(watch.scores())
         included.append(coins)
-    threat = "sees every noisy answer; knows all other records and their coins"
     score, coin = np.concatenate(scores), np.concatenate(included)
-    bound = one_run(score, coin, delta=budget.delta, confidence=confidence, threat=threat)
+    bound = one_run(score, coin, delta=budget.delta, confidence=confidence, threat=WHITE_BOX)
     # Canaries on different coordinates have independent noise, so each is a small run of its own.
-    _, gaussian = two_worlds(score[~coin], score[coin], delta=budget.delta, confidence=confidence, threat=threat)
+    _, gaussian = two_worlds(score[~coin], score[coin], delta=budget.delta, confidence=confidence, threat=WHITE_BOX)
     assumes = f"{gaussian.assumes}; independent noise on different coordinates"
     also = replace(gaussian, assumes=assumes)
     return CanaryAudit("white box", bound, epsilon(events, budget.delta), canaries * runs, also)
@@ -211,8 +212,7 @@ def accountant_check(
     ``printed`` is the ε to hold it against; by default what the accountant says now.
     """
     losses = ledger_losses(events, draws, np.random.default_rng(seed))
-    threat = "sees every noisy answer; knows all other records and their coins"
-    bound = likelihood_ratio(losses, delta=delta, confidence=confidence, threat=threat)
+    bound = likelihood_ratio(losses, delta=delta, confidence=confidence, threat=WHITE_BOX)
     printed = epsilon(events, delta) if printed is None else printed
     return CanaryAudit("likelihood ratio of the ledger", bound, printed, 1)
 
