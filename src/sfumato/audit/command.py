@@ -37,6 +37,7 @@ def replay_command(
     variant: Variant = "certified",
     data: Data = None,
     size: Size = None,
+    classes: Annotated[str | None, typer.Option(help="With --data: a number, or names with commas between.")] = None,
     unit: UnitOption = "image",
     pairs: Annotated[int, typer.Option(min=1, help="Neighbours for each kind of unit.")] = 40,
     search: Annotated[int, typer.Option(min=0, help="Units that the search for a larger movement tries.")] = 40,
@@ -51,7 +52,7 @@ def replay_command(
 
     chosen = find_method(method, variant, settings)
     budget = _budget(chosen, epsilon, delta, unit)
-    private = _collection(data, size, unit, seed)
+    private = _collection(data, size, unit, seed, classes)
     result = sweep(chosen, private, budget=budget, pairs=pairs, tries=search, seed=seed)
     if as_json:
         _print({"method": chosen.name, "variant": chosen.variant, **result.to_json()})
@@ -215,8 +216,9 @@ def membership_command(
     from sfumato.privacy import Budget
     from sfumato.release import Release
 
-    found = Release.load(release / "release" if (release / "release").is_dir() else release)
-    inside, outside = _images(members, split, size, limit), _images(others, others_split, size, limit)
+    found = Release.load(_release_folder(release))
+    inside = _images(members, found.classes, split, size, limit)
+    outside = _images(others, found.classes, others_split, size, limit)
     drawn, _ = found.sample(samples, seed=0, device="cpu")
     half = len(outside[0]) // 2
     attacks = [
@@ -256,9 +258,11 @@ def release_command(
 ) -> None:
     """Run what applies, write audit.json beside the release and put what may leave on its card."""
     from sfumato.audit.release import audit_release, write
+    from sfumato.release import Release
 
-    inside = None if members is None else _images(members, "train", size, limit)
-    outside = None if others is None else _images(others, "test", size, limit)
+    found = Release.load(_release_folder(path))
+    inside = None if members is None else _images(members, found.classes, "train", size, limit)
+    outside = None if others is None else _images(others, found.classes, "test", size, limit)
     audit = audit_release(path, members=inside, others=outside, pairs=pairs, canaries=canaries)
     written = write(audit, path, on_card=card)
     if as_json:
@@ -307,7 +311,9 @@ def _budget(method: Method, epsilon: float, delta: float, unit: str) -> AnyBudge
     return budget
 
 
-def _collection(data: Path | None, size: int | None, unit: str, seed: int) -> PrivateRecords:
+def _collection(
+    data: Path | None, size: int | None, unit: str, seed: int, classes: str | None = None
+) -> PrivateRecords:
     """Drawn images with awkward ones among them, or some of the user's own."""
     import numpy as np
 
@@ -316,7 +322,8 @@ def _collection(data: Path | None, size: int | None, unit: str, seed: int) -> Pr
 
     if data is None:
         return worst_case_images(96, size=size or 28, persons=unit == "person")
-    private = PrivateImages.read(data, size=size)
+    names = None if classes is None else int(classes) if classes.isdigit() else classes.split(",")
+    private = PrivateImages.read(data, size=size, classes=names)
     rows = np.sort(np.random.default_rng(seed).permutation(len(private._labels))[:LIMIT])
     persons = private._persons
     if persons is not None:
@@ -326,11 +333,16 @@ def _collection(data: Path | None, size: int | None, unit: str, seed: int) -> Pr
     )
 
 
-def _images(path: Path, split: str, size: int | None, limit: int) -> tuple[Any, Any]:
+def _images(path: Path, classes: tuple[str, ...], split: str, size: int | None, limit: int) -> tuple[Any, Any]:
+    """Pixels and labels, the labels numbered as the release numbers its classes."""
     from sfumato.data.images import read
 
-    found = read(path, split=split, size=size, infer_classes=True)
+    found = read(path, split=split, size=size, classes=classes)
     return found.pixels[:limit], found.labels[:limit]
+
+
+def _release_folder(path: Path) -> Path:
+    return path / "release" if (path / "release").is_dir() else path
 
 
 # Showing
