@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sfumato.methods.base import Method, Shape
 from sfumato.privacy import Block, Counts, Curator, NoisyGradient, NoisySums, PrivateRecords, Step
-from sfumato.privacy.answers import Part, Question
+from sfumato.privacy.answers import Part, Question, noisy
 from sfumato.release.release import Release
 
 
@@ -131,15 +131,19 @@ class _Shuffled(Step):
         self._batch = np.sort(np.array_split(order, batches)[index % batches])
 
 
+def _taped(curator: Curator, question: Question, answer: Tensor) -> Tensor:
+    """What a Curator does with a tape, for those that draw their own noise."""
+    tape = curator._tape
+    return answer if tape is None else tape.exchange(question, answer, charges=curator._charges)
+
+
 class _HalvedNoise(Curator):
     """The noise is half of what the question says."""
 
     def _exchange(self, question: Question) -> Tensor:
         parts = tuple(replace(part, deviation=part.deviation / 2) for part in question.parts)
-        quiet, self._tape, tape = question, None, self._tape
-        answer = super()._exchange(replace(quiet, parts=parts))
-        self._tape = tape
-        return answer if tape is None else tape.exchange(question, answer, charges=self._charges)
+        answer = noisy(replace(question, parts=parts), self._randomness)
+        return _taped(self, question, answer)
 
 
 class _SeededNoise(Curator):
@@ -151,8 +155,7 @@ class _SeededNoise(Curator):
         for part in question.parts:
             noise = torch.randn(part.total.numel(), generator=generator, dtype=torch.float64)
             pieces.append(part.total.flatten().double() + part.deviation * noise)
-        answer = torch.cat(pieces)
-        return answer if self._tape is None else self._tape.exchange(question, answer, charges=self._charges)
+        return _taped(self, question, torch.cat(pieces))
 
 
 class _OffGrid(Curator):
@@ -164,8 +167,7 @@ class _OffGrid(Curator):
         noise = self._randomness.gaussian(count, self.device, *label)
         sizes = [part.total.numel() for part in question.parts]
         pieces = [p.total.flatten() + p.deviation * n for p, n in zip(question.parts, noise.split(sizes), strict=True)]
-        answer = torch.cat(pieces)
-        return answer if self._tape is None else self._tape.exchange(question, answer, charges=self._charges)
+        return _taped(self, question, torch.cat(pieces))
 
 
 class _HalfPaidCurator(Curator):
