@@ -28,7 +28,7 @@ RULES = {
     "batch normalisation": {"refused"},
     "a loss that mixes the batch": {"refused"},
     "un-noised momentum": {"same release"},
-    "private state read across records": {"movement"},
+    "private state read across records": {"refused"},
 }
 # These move no sum and no release; listening to the noise is what finds them.
 SILENT = {"seeded noise", "answers left in floating point"}

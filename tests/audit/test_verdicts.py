@@ -23,5 +23,5 @@ def test_a_refusal_at_the_door_is_a_catch() -> None:
 
 
 def test_the_control_is_caught_by_none() -> None:
-    verdict = judge(SoundTwin, budget=BUDGET, pairs=4)
+    verdict = judge(SoundTwin, budget=BUDGET, pairs=2)
     assert not verdict.caught and verdict.measured is not None and verdict.to_json()["caught"] is False

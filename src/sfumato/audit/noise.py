@@ -151,7 +151,8 @@ def audit_generator(*, numbers: int = 400_000, units: int = 2000, rate: float = 
 def scale_test(values: np.ndarray) -> Test:
     """Σ z² is χ²: too small noise leaks, too large noise is not what the card says either."""
     size = len(values)
-    factor = 1 + 8.5 / math.sqrt(2 * max(1, size))
+    # Far enough out that the reverse test fails to reject less than once in a million.
+    factor = 1 + 10.0 / math.sqrt(2 * max(1, size))
     reverse = _scale_chance(factor * values)
     exposes = f"a scale wrong by {100 * (factor - 1):.2g} %" + ("" if reverse < ALPHA else " (NOT rejected)")
     return Test("scale of the noise", _scale_chance(values), size, exposes)

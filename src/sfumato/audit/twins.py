@@ -220,7 +220,7 @@ class SkipsEmpty(SoundTwin):
 
     curator_type: ClassVar[type[Curator]] = _SkipsEmptyCurator
     rate: float = 0.03
-    steps: int = 20
+    steps: int = 10
 
 
 @dataclass(frozen=True)
