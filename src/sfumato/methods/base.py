@@ -33,6 +33,8 @@ class Method(ABC):
     paper: ClassVar[str]
     variants: ClassVar[Mapping[str, str]] = {"certified": "the certified form"}
     """Variant → one line about it. The first is what ``certified`` means."""
+    raw_variants: ClassVar[frozenset[str]] = frozenset()
+    """Variants that need the raw records, as published, and so run under ``NoGuarantee`` alone."""
     curator_type: ClassVar[type[Curator]] = Curator
 
     variant: str = "certified"
@@ -71,6 +73,11 @@ class Method(ABC):
         return None
 
     # What follows from it
+
+    @classmethod
+    def certified_variants(cls) -> tuple[str, ...]:
+        """All that ask a Curator only."""
+        return tuple(variant for variant in cls.variants if variant not in cls.raw_variants)
 
     def parameters(self) -> dict[str, Any]:
         """The public hyper-parameters, variant first."""

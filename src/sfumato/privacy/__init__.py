@@ -3,7 +3,7 @@
 from sfumato.privacy.budget import AnyBudget, Budget, BudgetExceeded, NoGuarantee
 from sfumato.privacy.curator import Counts, Curator, Progress, Step
 from sfumato.privacy.events import Block, Event, NoisySums, RawAccess
-from sfumato.privacy.gradient import NoisyGradient
+from sfumato.privacy.gradients.noisy import NoisyGradient
 from sfumato.privacy.ledger import Ledger, LedgerBusy, LedgerDamaged
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Draws, Randomness

@@ -11,13 +11,14 @@ import functools
 import importlib.metadata
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import dp_accounting
 import numpy as np
 from absl import logging as absl_logging
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
+from scipy import optimize
 
 from sfumato.privacy.budget import Budget, BudgetExceeded
 from sfumato.privacy.events import Event, NoisySums, RawAccess, merged
@@ -28,7 +29,7 @@ RELATION = "add or remove one unit"
 _COARSE, _FINE = 1e-3, 1e-4
 _MANY_STEPS = 10_000  # a coarse grid is loose for huge T
 _HUGE = 50.0  # above this ε the PLD's arrays explode, and RDP says all there is to say
-_TOLERANCE = 2e-3  # calibration stops within this fraction below the budget
+_TOLERANCE = 2e-3  # calibration aims this fraction below the budget
 
 # dp-accounting evaluates every mechanism as (rate, σ_eff, steps); names and block structure do not matter to ε.
 _Mechanisms = tuple[tuple[float, float, int], ...]
@@ -143,35 +144,21 @@ def calibrate(events: Sequence[NoisySums], budget: Budget) -> tuple[NoisySums, .
                 f"no amount of noise brings these events below ε {budget.epsilon:g} at δ {budget.delta:g}; "
                 "the parts with fixed noise leave too little"
             )
-    for grid in (_COARSE, _FINE):  # the fine grid has the last word
-        high = _cheapest(lambda factor, grid=grid: cost(factor, grid), high, budget.epsilon)  # type: ignore[misc]
-    return tuple(event.scaled(high) for event in events)
-
-
-def _cheapest(cost: Callable[[float], float], start: float, target: float) -> float:
-    """The smallest factor, to within the tolerance, that costs at most ``target``; cost falls as the factor grows."""
-    high = start
-    while (top := cost(high)) > target:
-        high *= 1.01
     low = high
-    while top < (1 - _TOLERANCE) * target and low > 1e-9:
+    while cost(low, _COARSE) <= budget.epsilon and low > 1e-9:
         low /= 2
-        bottom = cost(low)
-        if bottom <= target:
-            high, top = low, bottom
-            continue
-        # log cost is nearly linear in log factor, so the false position lands close; halving guards against the rest.
-        for turn in range(60):
-            if top >= (1 - _TOLERANCE) * target:
-                break
-            aim = math.log((1 - _TOLERANCE / 2) * target)
-            share = (math.log(bottom) - aim) / (math.log(bottom) - math.log(max(top, 1e-300)))
-            share = 0.5 if turn % 3 == 2 or not math.isfinite(share) else min(0.999, max(0.001, share))
-            middle = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
-            value = cost(middle)
-            if value <= target:
-                high, top = middle, value
-            else:
-                low, bottom = middle, value
-        break
-    return high
+    aim = math.log((1 - _TOLERANCE) * budget.epsilon)
+
+    def solve(grid: float, low: float, high: float) -> float:
+        # log ε is nearly straight in log noise, so Brent's method needs a handful of evaluations.
+        def excess(logarithm: float) -> float:
+            return math.log(max(cost(math.exp(logarithm), grid), 1e-300)) - aim
+
+        return math.exp(optimize.brentq(excess, math.log(low), math.log(high), rtol=_TOLERANCE / 20))
+
+    factor = solve(_COARSE, low, 1.1 * high)
+    if cost(factor, _FINE) < (1 - 2 * _TOLERANCE) * budget.epsilon:  # the coarse grid was too loose
+        factor = solve(_FINE, factor / 2, factor)
+    while cost(factor, _FINE) > budget.epsilon:
+        factor *= 1 + _TOLERANCE
+    return tuple(event.scaled(factor) for event in events)

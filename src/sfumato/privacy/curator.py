@@ -19,8 +19,8 @@ from sfumato.privacy.accounting import rough_epsilon
 from sfumato.privacy.answers import Part, Question, Tape, noisy
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.events import NoisySums, RawAccess
-from sfumato.privacy.gradient import NoisyGradient
-from sfumato.privacy.gradients import Batch, Clip, Loss, clipped_sum, groups_of
+from sfumato.privacy.gradients import Batch, Clip, Loss, check, clipped_sum, groups_of
+from sfumato.privacy.gradients.noisy import NoisyGradient
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Randomness
@@ -111,6 +111,7 @@ class Curator:
         self._states: list[PrivateState] = []
         self._charges = 0
         self._opened = False
+        self._probed: set[tuple[str, str]] = set()
         # Room for the whole plan, or a refusal before the first look at the data.
         left = (event.times(event.steps - paid) for event, paid in self._paid() if paid < event.steps)
         ledger.reserve(tuple(left))
@@ -255,6 +256,7 @@ class Step:
         independent draws before the clip.
         """
         groups = groups_of(model, clip)
+        self._probe(block, model, loss, clip, draws, state)
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         totals = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
         numbers = math.prod(self._curator.shape) * draws
@@ -335,6 +337,22 @@ class Step:
             self._curator._charge(self._event)
         self._answered.add(block)
         return self._curator._exchange(Question(self._event.name, self.index, block, parts, public))
+
+    def _probe(
+        self, block: str, model: nn.Module, loss: Loss, clip: Clip, draws: int, state: PrivateState | None
+    ) -> None:
+        """Once for each block: does the loss keep its contract? Asked on random images, so that nothing private can
+        show in the refusal."""
+        curator, key = self._curator, (self._event.name, block)
+        if key in curator._probed:
+            return
+        curator._probed.add(key)
+        ids = torch.arange(6 * draws, device=curator.device) // draws
+        random = curator._randomness.draws(ids, torch.arange(len(ids), device=curator.device) % draws, "probe", *key)
+        images = random.uniform("images", *curator.shape)
+        weights = torch.full((6, draws), 1.0 / draws, device=curator.device, dtype=images.dtype)
+        memory = None if state is None else random.normal("state", *state.shape)
+        check(model, loss, Batch(images, ids % len(curator.classes), random, weights, memory), clip)
 
     def _finish(self) -> None:
         self._over = True

@@ -1,0 +1,47 @@
+"""Replay bites: each broken twin is caught, the sound one is not, and an idle pair does not count as a proof."""
+
+from __future__ import annotations
+
+import pytest
+
+from sfumato.audit.replay import participants, replay
+from sfumato.audit.twins import TWINS, SoundTwin
+from sfumato.privacy import Budget
+from worst_case import worst_case_images
+
+BUDGET = Budget(3.0, 1e-5)
+RULES = {
+    "two clips for one entry": {"movement"},
+    "the real batch size as divisor": {"same release"},
+    "skipped empty batches": {"same questions"},
+    "centring by the private mean": {"movement"},
+    "early stopping on a private loss": {"same questions"},
+    "an unlisted query": {"refused"},
+    "no clip": {"movement"},
+    "an N-dependent rate": {"same ledger"},
+    "a step charged after its noise": {"charge first"},
+}
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.__name__)
+def test_every_broken_twin_is_caught_by_the_rule_it_breaks(twin: type[SoundTwin]) -> None:
+    result = replay(twin.small(), worst_case_images(12, size=8), budget=BUDGET, pairs=24)
+    assert RULES[(twin.__doc__ or "").strip()] <= {finding.rule for finding in result.findings}
+
+
+def test_the_sound_twin_is_not() -> None:
+    result = replay(SoundTwin.small(), worst_case_images(size=8), budget=BUDGET, pairs=40)
+    assert result.findings == [] and result.pairs == 40
+    assert result.vacuous() == []
+
+
+def test_idle_pairs_are_vacuous() -> None:
+    """Without a unit that reaches the clip nothing was shown, and that is said."""
+    result = replay(SoundTwin(clip=1e12), worst_case_images(12, size=8), budget=BUDGET, pairs=4, units=[0, 8, 9, 11])
+    assert result.findings == [] and result.vacuous() == ["train / gradient"]
+
+
+def test_the_masked_units_coin_comes_up_in_every_pair() -> None:
+    private = worst_case_images(size=8)
+    chosen = participants(SoundTwin(rate=0.1, steps=3), private, BUDGET, seed=0)
+    assert 0 < len(chosen) < 40

@@ -1,0 +1,228 @@
+"""The command line with real files and real processes, some of them killed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sfumato.audit.twins import SoundTwin
+from sfumato.cli import main
+from sfumato.methods.checkpoint import FolderCheckpoint
+from sfumato.privacy import Budget, Curator, Ledger, PrivateRecords, Randomness
+
+SMALL = [
+    "--set",
+    "features=64",
+    "--set",
+    "width=2",
+    "--set",
+    "iterations=5",
+    "--set",
+    "batch=20",
+    "--set",
+    "count_noise=5",
+]
+
+
+def sfumato(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "sfumato.cli", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload]
+
+
+def started(*arguments: str | Path | int) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "sfumato.cli", *map(str, arguments)]
+    return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit status of the same command in this process, which has torch loaded already."""
+    monkeypatch.setattr(sys, "argv", ["sfumato", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "secret-name.npz"
+    random_ = np.random.default_rng(0)
+    np.savez(path, images=random_.integers(0, 256, (37, 28, 28), dtype=np.uint8), labels=np.arange(37) % 3)
+    return path
+
+
+def test_train_sample_and_ledger(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = sfumato("train", "dp-merf", data, "--epsilon", 3, "--out", run, "--classes", 3, *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "at most a factor" in done.stdout and "generator: 5 of 5" in done.stderr
+    assert sorted(path.name for path in run.iterdir() if "ledger" not in path.name) == ["internal", "release"]
+    assert not (run / "internal" / "checkpoint").exists()
+
+    card = json.loads((run / "release" / "card.json").read_text())
+    assert card["guarantee"] == "certified" and card["epsilon"] <= 3
+    everything = "".join(path.read_text(errors="ignore") for path in (run / "release").iterdir())
+    assert "secret-name" not in everything + done.stdout + (run / "ledger.jsonl").read_text()
+    assert "--set features=64" in card["command"] and " DATA " in card["command"]
+
+    drawn = sfumato("sample", run, "--count", 12, "--out", tmp_path / "images", "--format", "npz")
+    assert drawn.returncode == 0, drawn.stderr
+    assert np.load(tmp_path / "images" / "images.npz")["images"].shape[0] == 12
+
+    shown = sfumato("ledger", run / "ledger.jsonl", "--release", run, "--json")
+    facts = json.loads(shown.stdout)
+    assert facts["verified"] and facts["holds_release"] and facts["spent"] == card["epsilon"]
+
+    again = sfumato("train", "dp-merf", data, "--epsilon", 3, "--out", run, "--classes", 3, *SMALL)
+    assert again.returncode == 2 and "finished run" in again.stderr
+
+
+def test_plans_and_lists_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answered(monkeypatch, "plan", "dp-merf", "--epsilon", "1", "--delta", "1e-5", "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert 0.99 <= plan["epsilon"] <= 1 and plan["events"][1]["name"] == "mean embedding"
+    assert answered(monkeypatch, "methods", "--json") == 0
+    assert {row["method"] for row in json.loads(capsys.readouterr().out)} >= {"dp-merf"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["plan", "dp-merff", "--epsilon", "1"], "did you mean 'dp-merf'"),
+        (["plan", "dp-merf", "--epsilon", "1", "--set", "feature=3"], "did you mean 'features'"),
+        (["plan", "dp-merf", "--epsilon", "1", "--set", "features=many"], "must be int"),
+        (["plan", "dp-merf", "--epsilon", "-1"], "positive"),
+        (["plan", "dp-merf"], "--epsilon"),
+        (["plan", "dp-merf", "--epsilon", "1", "--variant", "best"], "no variant 'best'"),
+        (["train", "dp-merf", "/nowhere", "--epsilon", "1", "--out", "OUT"], "error"),
+        (["sample", "/nowhere", "--out", "OUT"], "no release"),
+        (["ledger", "/nowhere"], "no ledger"),
+    ],
+)
+def test_a_mistake_gets_one_clear_line(
+    arguments: list[str],
+    hint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [str(tmp_path / "out") if word == "OUT" else word for word in arguments]
+    assert answered(monkeypatch, *words) == 2
+    said = capsys.readouterr().err
+    assert hint in said and "Traceback" not in said
+
+
+def test_settings_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_text("features = 128\nlength_scale = 5.5\n")
+    words = ("plan", "dp-merf", "--epsilon", "1", "--config", str(path), "--json")
+    assert answered(monkeypatch, *words) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"]["features"] == 128
+    path.write_text("features = [")
+    assert answered(monkeypatch, *words) == 2
+    assert "is not TOML" in capsys.readouterr().err
+
+
+def test_a_stopped_run_goes_on_without_paying_twice(data: Path, tmp_path: Path) -> None:
+    """Ctrl-C while the generator trains: the answers are kept, the resumed run asks nothing again."""
+    run = tmp_path / "run"
+    slow = [*SMALL, "--set", "iterations=100000"]
+    words = ["train", "dp-merf", data, "--epsilon", 3, "--out", run, "--classes", 3, *slow]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sfumato.cli", *map(str, words)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (run / "internal/checkpoint/answer mean embedding.safetensors").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "--resume" in said
+    paid = Ledger.read(run / "ledger.jsonl").events()
+
+    other = sfumato(*words[:-1], "iterations=7", "--resume")
+    assert other.returncode == 2 and "another parameters" in other.stderr
+    refused = sfumato(*words)
+    assert refused.returncode == 2 and "--resume" in refused.stderr
+    process = started(*words, "--resume")
+    assert process.stderr is not None
+    while "generator: " not in process.stderr.readline():
+        assert process.poll() is None
+    process.kill()
+    process.communicate()
+    assert Ledger.read(run / "ledger.jsonl").events() == paid
+
+
+class Kept(SoundTwin):
+    """The sound twin with a checkpoint, so that it can be resumed."""
+
+    def fit_networks(self, curator: Curator) -> tuple[nn.Module, None]:
+        model = self.build(curator.shape, len(curator.classes))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        for step in curator.steps("train", keep={"model": model, "optimizer": optimizer}):
+            self.learn(curator, step, model).apply(optimizer)
+        return model, None
+
+
+def train_and_tell(folder: Path) -> None:
+    """Trains 200 steps and writes a byte each time noise is drawn, just before: the count can only be too high."""
+    told = os.open(folder / "drawn", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    gaussian = Randomness.gaussian
+
+    def watched(self: Randomness, count: int, device: torch.device, *label: str | int) -> torch.Tensor:
+        os.write(told, b"x")
+        return gaussian(self, count, device, *label)
+
+    Randomness.gaussian = watched  # type: ignore[method-assign]
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 4, 4), dtype=np.uint8)
+    private = PrivateRecords(pixels, np.arange(8) % 2, classes=("a", "b"))
+    checkpoint = FolderCheckpoint(folder / "checkpoint", seconds=0.02)
+    method = Kept(steps=200, rate=0.5)
+    method.fit(private, Budget(3.0, 1e-5), folder / "ledger", checkpoint=checkpoint, device="cpu")
+    os._exit(0)
+
+
+def test_killed_at_twenty_moments_the_ledger_is_never_short(tmp_path: Path) -> None:
+    """kill −9, resume, kill −9, …: every noise that was drawn is on the ledger, and the budget holds at the end."""
+    moments = random.Random(4)
+    processes = multiprocessing.get_context("fork")
+    drawn = tmp_path / "drawn"
+    drawn.touch()
+    kills, charged = 0, 0
+    Kept(steps=200, rate=0.5).plan(Budget(3.0, 1e-5))  # the children inherit the calibration and need not repeat it
+    while charged < 200:
+        process = processes.Process(target=train_and_tell, args=(tmp_path,))
+        goal = drawn.stat().st_size + moments.randrange(0, 8)
+        process.start()
+        while kills < 20 and process.is_alive() and drawn.stat().st_size <= goal:
+            time.sleep(moments.random() * 0.002)
+        if kills < 20:
+            process.kill()
+        process.join(100)
+        ledger = Ledger.read(tmp_path / "ledger")
+        charged = sum(event.steps for event in ledger.events())  # type: ignore[union-attr]
+        assert charged >= drawn.stat().st_size
+        assert ledger.spent() <= 3.0
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        kills += 1
+    assert kills == 20 and charged == 200
+    assert os.stat(tmp_path / "ledger").st_mode & 0o077 == 0

@@ -1,0 +1,128 @@
+"""Every certified variant of every registered method, by the same rules. A new method is tested by being registered."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sfumato.audit.replay import replay
+from sfumato.methods import METHODS, Method, find
+from sfumato.privacy import Budget, BudgetExceeded, Ledger, PrivateRecords
+from sfumato.release import Release
+from worst_case import CLASSES, worst_case_images
+
+BUDGET = Budget(3.0, 1e-5)
+CERTIFIED = [(name, variant) for name in METHODS for variant in find(name).certified_variants()]
+
+
+@pytest.fixture(params=CERTIFIED, ids=lambda case: "-".join(case))
+def method(request: pytest.FixtureRequest) -> Method:
+    name, variant = request.param
+    return find(name).small(variant)
+
+
+def budget_for(method: Method, unit: str = "image") -> Budget:
+    """Enough for a variant whose noise is fixed by what its authors claim."""
+    for epsilon in (3.0, 30.0, 300.0):
+        try:
+            budget = Budget(epsilon, 1e-5, unit=unit)  # type: ignore[arg-type]
+            method.plan(budget)
+        except BudgetExceeded:
+            continue
+        return budget
+    raise AssertionError("a certified variant that no budget can pay for")
+
+
+def test_there_are_methods() -> None:
+    assert ("dp-merf", "certified") in CERTIFIED
+
+
+def test_a_plan_needs_no_data_and_keeps_the_budget(method: Method) -> None:
+    budget = budget_for(method)
+    plan = method.plan(budget)
+    assert 0 < plan.epsilon <= budget.epsilon
+    assert json.loads(json.dumps(plan.to_json()))["events"]
+
+
+def test_a_fit_spends_its_plan_and_releases_images(method: Method, tmp_path: Path) -> None:
+    budget = budget_for(method)
+    path = tmp_path / "ledger"
+    release = method.fit(worst_case_images(), budget, path)
+    assert Ledger.read(path).events() == method.plan(budget).events
+    assert release.card["guarantee"] == "certified"
+    assert release.card["epsilon"] >= Ledger.read(path).spent()
+    images, labels = release.sample(9)
+    assert images.shape == (9, 1, 28, 28) and images.dtype == np.uint8
+    assert labels.dtype == np.int64 and set(labels) <= set(range(len(CLASSES)))
+    assert all(torch.isfinite(t).all() for t in release.model.state_dict().values())
+
+
+def test_nobody_and_no_labels_are_legal(method: Method) -> None:
+    nobody = PrivateRecords(np.zeros((0, 1, 28, 28), dtype=np.uint8), classes=CLASSES)
+    assert method.fit(nobody, budget_for(method)).sample(5)[0].shape == (5, 1, 28, 28)
+    unlabelled = worst_case_images(labelled=False)
+    assert set(method.fit(unlabelled, budget_for(method)).sample(5)[1]) == {0}
+
+
+def test_colour_and_persons(method: Method) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 3, 32, 32), dtype=np.uint8)
+    private = PrivateRecords(pixels, np.arange(20) % 2, classes=("a", "b"), persons=np.arange(20) // 3)
+    release = method.fit(private, budget_for(method, "person"))
+    assert release.card["unit"] == "person" and release.sample(4)[0].shape == (4, 3, 32, 32)
+
+
+def test_a_seeded_run_is_repeatable_and_promises_nothing(method: Method) -> None:
+    runs = [method.fit(worst_case_images(), budget_for(method), seed=5) for _ in range(2)]
+    for first, second in zip(*(run.model.state_dict().values() for run in runs), strict=True):
+        assert torch.equal(first, second)
+    assert runs[0].card["guarantee"] == "no guarantee" and "seed" in runs[0].card["sentence"]
+    other = method.fit(worst_case_images(), budget_for(method), seed=6)
+    tensors = zip(runs[0].model.state_dict().values(), other.model.state_dict().values(), strict=True)
+    assert any(not torch.equal(first, second) for first, second in tensors)
+
+
+def test_a_release_comes_back_as_it_was(method: Method, tmp_path: Path) -> None:
+    release = method.fit(worst_case_images(), budget_for(method))
+    release.save(tmp_path / "release")
+    again = Release.load(tmp_path / "release")
+    assert again.card == json.loads(json.dumps(release.card))
+    for first, second in zip(release.sample(6, seed=1), again.sample(6, seed=1), strict=True):
+        assert np.array_equal(first, second)
+    assert sorted(path.name for path in (tmp_path / "release").iterdir()) == [
+        "card.html",
+        "card.json",
+        "model.safetensors",
+    ]
+
+
+def test_a_ledger_without_room_refuses(method: Method, tmp_path: Path) -> None:
+    budget = budget_for(method)
+    method.fit(worst_case_images(), budget, tmp_path / "ledger")
+    with pytest.raises(BudgetExceeded, match="refused"):
+        method.fit(worst_case_images(), budget, tmp_path / "ledger")
+
+
+def test_nothing_holds_on_to_the_data(method: Method) -> None:
+    private = worst_case_images()
+    pixels = weakref.ref(private._pixels)
+    release = method.fit(private, budget_for(method))
+    del private
+    gc.collect()
+    assert pixels() is None
+    assert release.card["method"] == method.name
+
+
+@pytest.mark.parametrize("unit", ["image", "person"])
+def test_neighbour_replay_finds_nothing(method: Method, unit: str) -> None:
+    private = worst_case_images(persons=unit == "person")
+    pairs = 40 if unit == "image" else 20
+    result = replay(method, private, budget=budget_for(method, unit), pairs=pairs)
+    assert not result.findings
+    assert result.pairs >= (40 if unit == "image" else 15)
+    assert result.vacuous() == []

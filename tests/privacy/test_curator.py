@@ -1,0 +1,233 @@
+"""The door: what is asked is planned, paid, clipped and noised; what is not, is not answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sfumato.data import PrivateImages
+from sfumato.privacy import Block, Budget, BudgetExceeded, Curator, Ledger, NoGuarantee, NoisySums, Plan, Randomness
+from sfumato.privacy.answers import Question, grid_of
+
+COUNT, SIZE, CLASSES = 40, 4, ("a", "b", "c")
+
+
+def collection(persons: bool = False) -> PrivateImages:
+    random = np.random.default_rng(3)
+    pixels = random.integers(0, 256, (COUNT, 1, SIZE, SIZE), dtype=np.uint8)
+    return PrivateImages(
+        pixels,
+        np.arange(COUNT) % 2,
+        classes=CLASSES,
+        persons=np.arange(COUNT) // 8 if persons else None,
+    )
+
+
+class Listener:
+    """A tape that only listens."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Question, Tensor]] = []
+
+    def exchange(self, question: Question, answer: Tensor, *, charges: int) -> Tensor:
+        self.heard.append((question, answer))
+        return answer
+
+
+def curator(
+    *events: NoisySums, private: PrivateImages | None = None, budget: Any = None, **options: Any
+) -> tuple[Curator, Ledger]:
+    budget = budget or Budget(5.0, 1e-5)
+    ledger = Ledger(None, budget)
+    run = ledger.start_run(method="test", variant="v", seeded=True)
+    options.setdefault("randomness", Randomness(1))
+    plan = Plan.calibrated(events, budget)
+    return Curator(private or collection(), plan, ledger, run=run, **options), ledger
+
+
+def train(rate: float = 0.5, steps: int = 4, **blocks: float) -> NoisySums:
+    return NoisySums("train", tuple(Block(name, noise) for name, noise in blocks.items()), rate=rate, steps=steps)
+
+
+HISTOGRAM = NoisySums("counts", (Block("counts", 2.0, fixed=True),))
+
+
+def test_a_histogram_is_the_true_one_plus_noise_on_a_grid() -> None:
+    tape = Listener()
+    door, ledger = curator(HISTOGRAM, tape=tape)
+    counts = door.noisy_histogram("counts")
+    question, answer = tape.heard[0]
+    assert question.parts[0].total.tolist() == pytest.approx([20, 20, 0], rel=1e-6)
+    assert counts.values.tolist() == pytest.approx(answer.tolist())
+    assert ((answer / grid_of(2.0)) % 1 == 0).all()
+    assert ledger.events() == (HISTOGRAM,)
+    assert counts.proportions.sum() == pytest.approx(1.0) and counts.total > 0
+
+
+def test_a_persons_row_counts_once() -> None:
+    tape = Listener()
+    door, _ = curator(HISTOGRAM, private=collection(persons=True), budget=Budget(5.0, 1e-5, unit="person"), tape=tape)
+    door.noisy_histogram("counts")
+    # Five persons, each with as many a as b: halves add up, and no row is longer than 1.
+    assert tape.heard[0][0].parts[0].total.tolist() == pytest.approx([2.5, 2.5, 0])
+
+
+def test_a_vector_longer_than_the_bound_is_clipped_and_an_odd_one_counts_as_zero() -> None:
+    tape = Listener()
+    door, _ = curator(NoisySums("sum", (Block("sum"),)), tape=tape)
+
+    def features(images: Tensor, labels: Tensor, random: Any) -> Tensor:
+        rows = torch.zeros(len(images), 2)
+        rows[:, 0] = torch.where(random.rows == 3, 1e9, 0.0)
+        rows[:, 1] = torch.where(random.rows == 5, float("nan"), 0.0)
+        return rows
+
+    door.noisy_sum("sum", features, bound=0.25)
+    total = tape.heard[0][0].parts[0].total
+    assert total[0] == pytest.approx(0.25, rel=1e-6) and total[0] <= 0.25 and total[1] == 0
+
+
+def test_by_class_keeps_each_row_in_its_slice_for_persons_too() -> None:
+    def features(images: Tensor, labels: Tensor, random: Any) -> Tensor:
+        return images.flatten(1)[:, :2] + 1
+
+    sums = []
+    for persons in (False, True):
+        tape = Listener()
+        budget = Budget(5.0, 1e-5, unit="person" if persons else "image")
+        event = NoisySums("sum", (Block("sum"),))
+        door, _ = curator(event, private=collection(persons), budget=budget, tape=tape)
+        answer = door.noisy_sum("sum", features, bound=100.0, by_class=True)
+        assert answer.shape == (3, 2)
+        sums.append(tape.heard[0][0].parts[0].total.view(3, 2))
+    # Eight images to a person, averaged: the sum is an eighth of the one over images.
+    assert torch.allclose(sums[0] / 8, sums[1])
+    assert (sums[0][2] == 0).all()
+
+
+def test_noise_of_groups_is_wider_by_the_root_of_their_number() -> None:
+    tape = Listener()
+    door, _ = curator(train(gradient=1.0), tape=tape)
+    model = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 2))
+    noise = door.plan.events[0].noise_multiplier
+
+    def loss(model: nn.Module, images: Tensor, labels: Tensor, random: Any) -> Tensor:
+        return model(images.flatten(1)).square().sum(1)
+
+    for step in door.steps("train"):
+        step.noisy_gradient("gradient", model, loss, clip={"0": 0.1, "1": 3.0})
+    first, second = tape.heard[0][0].parts
+    assert first.deviation == pytest.approx(noise * 2**0.5 * 0.1)
+    assert second.deviation == pytest.approx(noise * 2**0.5 * 3.0)
+
+
+def test_only_what_is_planned_is_answered_and_each_block_once() -> None:
+    door, ledger = curator(train(a=1.0, b=1.0))
+
+    def features(images: Tensor, labels: Tensor, random: Any) -> Tensor:
+        return images.flatten(1)
+
+    with pytest.raises(LookupError, match="not in the plan"):
+        door.noisy_histogram("counts")
+    kept = None
+    for step in door.steps("train"):
+        if kept is not None:
+            with pytest.raises(RuntimeError, match="over"):
+                kept.noisy_sum("b", features, bound=1.0)
+        with pytest.raises(LookupError, match="not planned"):
+            step.noisy_sum("c", features, bound=1.0)
+        step.noisy_sum("a", features, bound=1.0)
+        with pytest.raises(RuntimeError, match="answered"):
+            step.noisy_sum("a", features, bound=1.0)
+        kept = step
+    assert ledger.events() == door.plan.events
+
+
+def test_a_plan_that_does_not_fit_is_refused_before_any_question() -> None:
+    budget = Budget(1.0, 1e-5)
+    ledger = Ledger(None, budget)
+    plan = Plan.calibrated([train(a=1.0)], budget)
+    for expected in (True, False):
+        run = ledger.start_run(method="m", variant="v", seeded=True)
+        try:
+            door = Curator(collection(), plan, ledger, run=run, randomness=Randomness(1))
+        except BudgetExceeded:
+            assert not expected
+            return
+        for step in door.steps("train"):
+            step.noisy_sum("a", lambda images, labels, random: images.flatten(1), bound=1.0)
+
+
+def test_the_raw_records_need_a_budget_that_promises_nothing() -> None:
+    door, _ = curator(HISTOGRAM)
+    with pytest.raises(PermissionError, match="NoGuarantee"):
+        door.open("as published")
+    with pytest.raises(PermissionError, match="open them first"):
+        door.claimed_sum("sum", torch.zeros(3), claimed_sensitivity=1.0, noise_multiplier=1.0)
+    tape = Listener()
+    door, ledger = curator(budget=NoGuarantee(), tape=tape)
+    pixels, labels = door.open("as published")
+    assert pixels.shape == (COUNT, 1, SIZE, SIZE) and len(labels) == COUNT
+    assert ledger.spent() == float("inf")
+    door.claimed_sum("sum", torch.zeros(3), claimed_sensitivity=2.0, noise_multiplier=1.5)
+    assert tape.heard[0][0].claimed and tape.heard[0][0].parts[0].deviation == 3.0
+
+
+def test_state_belongs_to_its_record() -> None:
+    door, _ = curator(train(rate=1.0, steps=2, a=1.0))
+    state = door.private_state("memory", (2,), fill=1.0)
+
+    def remember(images: Tensor, labels: Tensor, random: Any, state: Tensor) -> Tensor:
+        return state + images.flatten(1)[:, :2]
+
+    for step in door.steps("train"):
+        step.update(state, remember)
+        step.noisy_sum("a", lambda images, labels, random, memory: memory, bound=1e3, state=state)
+    expected = 1 + 2 * (collection()._pixels.reshape(COUNT, -1)[:, :2] / 255.0)
+    assert np.allclose(state._values, expected, atol=1e-5)
+    assert "1." not in repr(state)
+
+
+def test_a_loss_that_looks_at_its_neighbours_is_refused() -> None:
+    door, ledger = curator(train(gradient=1.0))
+
+    def loss(model: nn.Module, images: Tensor, labels: Tensor, random: Any) -> Tensor:
+        return model((images - images.mean(0)).flatten(1)).square().sum(1)
+
+    with pytest.raises(ValueError, match="record"):
+        for step in door.steps("train"):
+            step.noisy_gradient("gradient", nn.Linear(16, 2), loss, clip=1.0)
+    assert ledger.events() == ()
+
+
+def test_the_private_collection_tells_nothing() -> None:
+    private = collection()
+    assert repr(private) == "PrivateImages(shape=(1, 4, 4), classes=3)"
+    for ask in (len, iter, list):
+        with pytest.raises(TypeError):
+            ask(private)  # type: ignore[operator]
+
+
+def test_a_tape_needs_a_seed_and_a_person_needs_a_column() -> None:
+    with pytest.raises(ValueError, match="seeded"):
+        curator(HISTOGRAM, tape=Listener(), randomness=Randomness())
+    with pytest.raises(ValueError, match="person column"):
+        curator(HISTOGRAM, budget=Budget(5.0, 1e-5, unit="person"))
+
+
+def test_no_more_images_of_a_person_than_allowed() -> None:
+    sizes = []
+
+    def features(images: Tensor, labels: Tensor, random: Any) -> Tensor:
+        sizes.append(len(images))
+        return images.flatten(1)
+
+    event = NoisySums("sum", (Block("sum"),))
+    budget = Budget(5.0, 1e-5, unit="person")
+    door, _ = curator(event, private=collection(persons=True), budget=budget, max_images_per_unit=3)
+    door.noisy_sum("sum", features, bound=1.0)
+    assert sizes == [15]
