@@ -5,7 +5,8 @@
 
 Times are medians over the rounds; in every round each contender takes one step in turn. The authors' micro-batch loop
 is timed on at most ``--loop-units`` examples and scaled up. Memory is the peak above what model and batch take.
-Agreement is checked in float32 with TF32 off.
+``apart`` is the relative distance of each sum from a plain loop over the examples, in float32 with TF32 off; ``÷ clip``
+the largest norm that one example adds, in units of the clip, in the arithmetic of the run: it must not pass 1.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from sfumato.privacy.gradients import Batch, PerClass, clipped_sum
+from sfumato.privacy.gradients import Batch, PerClass, clipped_sum, loop, product
 from sfumato.privacy.randomness import Randomness
 
 Sums = dict[str, Tensor]
@@ -213,7 +214,7 @@ def hooks(case: Case) -> Callable[[Batch], Sums]:
         squared = sum(
             (s.flatten(1).square().sum(1) for s in samples.values()), torch.zeros((), device=batch.images.device)
         )
-        factor = (case.clip / (torch.sqrt(squared) + 1e-6)).clamp(max=1.0)
+        factor = (case.clip / torch.sqrt(squared)).clamp(max=1.0)
         sums = {name: torch.einsum("i,i...", factor, sample) for name, sample in samples.items()}
         for parameter in module.parameters():
             parameter.grad_sample = None
@@ -266,7 +267,7 @@ def functional_chunks(case: Case) -> Callable[[Batch], Sums]:
             with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=case.autocast):
                 samples = per_row(values, images, labels, noise)
             squared = torch.stack([s.flatten(1).square().sum(1) for s in samples.values()]).sum(0)
-            factor = (case.clip / (torch.sqrt(squared) + 1e-6)).clamp(max=1.0)
+            factor = (case.clip / torch.sqrt(squared)).clamp(max=1.0)
             for name, sample in samples.items():
                 total[name] += torch.einsum("i,i...", factor, sample)
         return total
@@ -298,6 +299,10 @@ CONTENDERS: dict[str, Callable[[Case], Callable[[Batch], Sums]]] = {
     "vmap": functional_chunks,
     "micro-batch loop": microbatch,
 }
+
+
+SLOW, SLOW_ROUNDS = 0.5, 3
+"""A step of more seconds than this is repeated this often and no more."""
 
 
 def _wait(device: torch.device) -> None:
@@ -343,19 +348,33 @@ def _peak_in_process(case: Case, contender: str, threads: int) -> float:
 
 
 def agreement(case: Case, contenders: list[str]) -> dict[str, float]:
-    """Relative distance of each sum from the micro-batch loop's, on a few examples, TF32 off."""
+    """Relative distance of each sum from the engine's own plain loop, on a few examples, TF32 off."""
     matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     exact = Case(case.name, case.model, case.batch.take(0, min(24, case.batch.units)), case.clip)
-    reference = microbatch(exact)(exact.batch)
+    reference = loop.clipped_sum(exact.model, loss, exact.batch, exact.clip)
     size = _norm(tuple(reference.values()))
     apart = {}
     for contender in contenders:
-        if contender not in ("plain", "micro-batch loop"):
+        if contender != "plain":
             sums = CONTENDERS[contender](exact)(exact.batch)
             apart[contender] = _norm(tuple(sums[name] - reference[name] for name in reference)) / size
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+    if apart.get("ours", 0.0) > 1e-5:
+        raise SystemExit(f"the engine is {apart['ours']:.1e} away from the plain loop on {case.name}: do not trust it")
     return apart
+
+
+def bound(case: Case) -> float:
+    """The largest norm one example adds to our sum, relative to a clip that binds for all, in this run's arithmetic."""
+    batch = case.batch.take(0, min(24, case.batch.units))
+    small = Case(case.name, case.model, batch, case.clip / 20, case.autocast)
+    norms = []
+    for unit in range(min(8, batch.units)):
+        weights = torch.zeros_like(batch.weights)
+        weights[unit] = 1.0
+        norms.append(_norm(tuple(ours(small)(replace(batch, weights=weights)).values())))
+    return max(norms) / small.clip
 
 
 def compare(
@@ -379,6 +398,8 @@ def compare(
     times: dict[str, list[float]] = {contender: [] for contender in steps}
     for _ in range(rounds):
         for contender, (step, part) in steps.items():
+            if len(times[contender]) >= SLOW_ROUNDS and statistics.median(times[contender]) > SLOW:
+                continue
             times[contender].append(_seconds(step, part) * batch.units / part.units)
     rows: list[dict[str, object]] = []
     base = statistics.median(times["plain"])
@@ -389,6 +410,8 @@ def compare(
             continue
         seconds = statistics.median(times[contender])
         row |= {"milliseconds": 1e3 * seconds, "ratio": seconds / base, "units_per_second": batch.units / seconds}
+        if contender == "ours":
+            row["bound"] = bound(case)
         if contender in apart:
             row["apart"] = apart[contender]
         if contender != "micro-batch loop":
@@ -397,6 +420,32 @@ def compare(
             )
         rows.append(row)
     return rows
+
+
+def profile(case: Case) -> None:
+    """Plain and our own step, operation by operation, and the formulas that were chosen."""
+    for contender in ("plain", "ours"):
+        step = CONTENDERS[contender](case)
+        for _ in range(3):
+            step(case.batch)
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if case.batch.images.device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        with torch.profiler.profile(activities=activities) as seen:
+            step(case.batch)
+            _wait(case.batch.images.device)
+        order = "self_cuda_time_total" if len(activities) > 1 else "self_cpu_time_total"
+        print(f"\n{case.name} {case.batch.units}: {contender}")
+        for event in sorted(seen.key_averages(), key=lambda e: -_self_time(e, order))[:18]:
+            print(f"  {_self_time(event, order) / 1e3:9.2f} ms  {event.count:5d}  {event.key[:90]}")
+    for key, formula in product._chosen.items():
+        print(f"  {formula}: {key}")
+    product._chosen.clear()
+
+
+def _self_time(event: object, order: str) -> float:
+    name = "self_device_time_total" if order.startswith("self_cuda") else order
+    return float(getattr(event, name))
 
 
 def classes(units: int, device: torch.device, rounds: int) -> list[dict[str, object]]:
@@ -436,13 +485,16 @@ def _shown(row: dict[str, object], key: str, form: str) -> str:
 
 
 def table(rows: list[dict[str, object]]) -> str:
-    lines = ["| case | B | way | ms | × plain | examples/s | peak MB | apart |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| case | B | way | ms | × plain | examples/s | peak MB | apart | ÷ clip |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
         name = f"{row['contender']}" + (f" ({row['failed']})" if "failed" in row else "")
         numbers = [
             _shown(row, key, form)
             for key, form in (("milliseconds", ".1f"), ("ratio", ".2f"), ("units_per_second", ".0f"),
-                              ("peak_mb", ".0f"), ("apart", ".1e"))
+                              ("peak_mb", ".0f"), ("apart", ".1e"), ("bound", ".6f"))
         ]  # fmt: skip
         lines.append(f"| {row['case']} | {row['units']} | {name} | {' | '.join(numbers)} |")
     return "\n".join(lines)
@@ -459,6 +511,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=list(CONTENDERS))
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
+    parser.add_argument("--profile", action="store_true", help="show where our own steps spend their time instead")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--peak", choices=list(CONTENDERS), help="print one contender's peak memory in MB")
     given = parser.parse_args()
@@ -476,6 +529,9 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for name, units in cases:
         case = make(name, units, device, autocast=given.bf16)
+        if given.profile:
+            profile(case)
+            continue
         rows += compare(case, given.only or list(CONTENDERS), rounds=given.rounds, loop_units=given.loop_units,
                         threads=given.threads)  # fmt: skip
     if given.classes:

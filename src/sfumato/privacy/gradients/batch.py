@@ -15,7 +15,7 @@ Loss = Callable[..., Tensor]
 one number per row. Row i's number may depend on row i, the model, row i's draws and row i's state; on no other row."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)  # no repr: it would show pixels
 class Batch:
     """``units * rows_per_unit`` rows, the rows of a unit side by side.
 

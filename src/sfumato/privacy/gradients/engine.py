@@ -42,6 +42,7 @@ class _Known:
     functional: bool = False
     bytes_per_unit: float = 0.0
     chunk: int | None = None
+    tied: bool | None = None
 
 
 _known: weakref.WeakKeyDictionary[nn.Module, dict[tuple[object, ...], _Known]] = weakref.WeakKeyDictionary()
@@ -59,18 +60,17 @@ def clipped_sum(
         raise ValueError(f"a chunk must hold at least one unit, not {chunk}")
     groups = groups_of(model, clip)
     refuse_mixing(model)
-    total = {
-        name: torch.zeros_like(p, dtype=torch.float64, requires_grad=False)
-        for name, p in model.named_parameters()
-        if p.requires_grad
-    }
     engine = _Engine(model, loss, groups, batch, chunk=chunk, stacked=stacked)
+    total: dict[str, Tensor] = {}
     start = 0
     while start < batch.units:
         size = engine.size(batch)
         engine.add(batch.take(start, min(batch.units, start + size)), total)
         start += size
-    return total
+    return {
+        name: total[name].view_as(p) if name in total else torch.zeros_like(p, dtype=torch.float64, requires_grad=False)
+        for name, p in engine.trainable.items()
+    }
 
 
 def _key(loss: Loss, batch: Batch) -> tuple[object, ...]:
@@ -84,15 +84,20 @@ class _Engine:
         self, model: nn.Module, loss: Loss, groups: Groups, batch: Batch, *, chunk: int | None, stacked: bool | None
     ) -> None:
         self.model, self.loss, self.groups = model, loss, groups
+        self.trainable: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if stacked is None:
             stacked = batch.images.device.type == "cuda"
         self.stacked = stacked and isinstance(model, PerClass) and len(model) > 1 and model.stackable()
         self.known = _known.setdefault(model, {}).setdefault((*_key(loss, batch), self.stacked), _Known())
+        if self.known.tied is None:
+            names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+            self.known.tied = len(names) > len(list(model.parameters()))
+        self.tied = self.known.tied
         self.chunk = chunk
         self.bounds = torch.tensor(
             [bound for bound, _ in groups.values()], dtype=torch.float64, device=batch.weights.device
         )[:, None]
-        self.largest = min(torch.finfo(p.dtype).max for p in model.parameters() if p.requires_grad)
+        self.largest = min(torch.finfo(p.dtype).max for p in self.trainable.values())
 
     def size(self, batch: Batch) -> int:
         """Units for the next pass."""
@@ -102,7 +107,7 @@ class _Engine:
             self._learn(batch)
         device = batch.images.device
         if self.known.unseen is not None:
-            numel = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+            numel = sum(p.numel() for p in self.trainable.values())
             return max(1, min(FUNCTIONAL_CHUNK, int(_free(device) / (numel * 16.0))))
         if self.known.chunk is None and self.known.bytes_per_unit > 0.0:
             # Inputs and output gradients of every layer are held, other saved tensors and temporaries come on top.
@@ -149,10 +154,20 @@ class _Engine:
         return self._functional(batch)
 
     def _books(self, batch: Batch, *, exact: bool = False) -> Books:
-        books = Books(self.model, self.loss, batch, self.groups, stacked=self.stacked, exact=exact)
-        if books.padded_well:
-            return books
-        return Books(self.model, self.loss, batch, self.groups, stacked=False, exact=exact)
+        books = self._run(batch, stacked=self.stacked, exact=exact)
+        return books if books.padded_well else self._run(batch, stacked=False, exact=exact)
+
+    def _run(self, batch: Batch, *, stacked: bool, exact: bool) -> Books:
+        return Books(
+            self.model,
+            self.loss,
+            batch,
+            self.groups,
+            stacked=stacked,
+            exact=exact,
+            tied=self.tied,
+            trainable=self.trainable,
+        )
 
     def _functional(self, batch: Batch) -> Pass:
         if not self.known.functional:
@@ -176,7 +191,8 @@ class _Engine:
             raise Refused(
                 f"neither way of counting understands this loss: book-keeping says {self.known.unseen!r}, torch.func "
                 f"raises {type(error).__name__}. Use the parameters in layers the engine knows (linear, convolution, "
-                "embedding, normalisation, element-wise scales), or write the loss so that torch.func.vmap can trace it"
+                "embedding, normalisation, element-wise scales), or write the loss so that torch.func.vmap can "
+                "trace it (differentiate with torch.func.grad, vjp or jvp, not with torch.autograd.grad)"
             ) from None
 
     def _learn(self, batch: Batch) -> None:
@@ -231,12 +247,15 @@ def _agree(fast: Pass, loop: Pass, model: nn.Module, batch: Batch) -> bool:
     # Unequal weights, so that gradients which were exchanged between units do not add up to the same.
     factor = torch.linspace(0.5, 1.5, norms.shape[1], dtype=torch.float64, device=norms.device).expand_as(norms)
     for one in (fast, loop):
-        total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in model.named_parameters() if p.requires_grad}
+        total: dict[str, Tensor] = {}
         with torch.no_grad():
             one.add_weighted(factor, total)
-        sums.append(torch.cat([value.flatten() for value in total.values()]))
+        sums.append(total)
+    empty = torch.zeros((), dtype=torch.float64, device=norms.device)
+    names = sums[0].keys() | sums[1].keys()
+    distance = torch.stack([(sums[0].get(n, empty) - sums[1].get(n, empty)).square().sum() for n in names]).sum().sqrt()
     room = tolerance * expected.sum() + slack.sum()
-    return bool(torch.linalg.vector_norm(sums[0] - sums[1]) <= 2.0 * room)
+    return bool(distance <= 2.0 * room)
 
 
 def _free(device: torch.device) -> float:

@@ -10,10 +10,10 @@ from torch.func import functional_call, grad, vmap
 
 from sfumato.privacy.gradients import layers as _layers  # noqa: F401  (enters the layer rules)
 from sfumato.privacy.gradients.batch import Batch, Loss
-from sfumato.privacy.gradients.contribution import Contribution, Several, squares
+from sfumato.privacy.gradients.contribution import Contribution, Norms, Several, gather, lengths
 from sfumato.privacy.gradients.loop import unit_gradient
 from sfumato.privacy.gradients.per_class import Part, parts
-from sfumato.privacy.gradients.precision import DOUBLE, Arithmetic, arithmetic
+from sfumato.privacy.gradients.precision import DOUBLE, Arithmetic, arithmetic, working
 from sfumato.privacy.gradients.refusal import Refused, Unseen
 from sfumato.privacy.gradients.tracked import Record, Tracked
 from sfumato.privacy.randomness import Draws
@@ -30,7 +30,7 @@ class Pass(ABC):
 
     @abstractmethod
     def add_weighted(self, factor: Tensor, total: dict[str, Tensor]) -> None:
-        """Add ``Σ_u factor[group, u] · gradient_u`` to the totals."""
+        """Add ``Σ_u factor[group, u] · gradient_u`` to the totals; a name that is not there yet is entered."""
 
 
 class _Task(nn.Module):
@@ -72,12 +72,31 @@ def _index(groups: Groups) -> dict[str, int]:
     return {name: i for i, (_, names) in enumerate(groups.values()) for name in names}
 
 
+def _add(total: dict[str, Tensor], name: str, values: Tensor) -> None:
+    """Flat vectors in float64."""
+    if name in total:
+        total[name] += values
+    else:
+        total[name] = values
+
+
 class Books(Pass):
     """One forward and one backward pass; norms from what the layers saw; then the weighted weight gradients."""
 
     def __init__(
-        self, model: nn.Module, loss: Loss, batch: Batch, groups: Groups, *, stacked: bool, exact: bool = False
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batch: Batch,
+        groups: Groups,
+        *,
+        stacked: bool,
+        exact: bool = False,
+        tied: bool = True,
+        trainable: dict[str, Tensor] | None = None,
     ) -> None:
+        """``tied``: some weights may have two names. ``trainable``: the model's, if they are at hand."""
+        trainable = _trainable(model) if trainable is None else trainable
         self._group = _index(groups)
         shape = (len(groups), batch.units + 1)
         self.squared = torch.zeros(shape, dtype=torch.float64, device=batch.weights.device)
@@ -85,27 +104,25 @@ class Books(Pass):
         self._parts: list[tuple[Part, dict[str, Contribution]]] = []
         self.signatures: set[tuple[object, ...]] = set()
         self.padded_well = True
-        dtypes: set[torch.dtype] = {p.dtype for p in model.parameters() if p.requires_grad}
+        dtypes: set[torch.dtype] = set()
         for part in parts(model, batch, stacked=stacked):
-            record = _record(part, loss)
+            record = _record(part, loss, trainable=trainable, tied=tied)
             self.signatures.add((len(part.models) > 1, *record.signature))
             uses = {
                 name: several[0] if len(several) == 1 else Several(several)
                 for name, several in record.contributions.items()
             }
             self._parts.append((part, uses))
-            gathered: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+            gathered: dict[int, list[Norms]] = {}
             with torch.autocast(batch.images.device.type, enabled=False), torch.no_grad():
                 for name, use in uses.items():
                     use.exact = exact
-                    squared, spread = use.squared_norm()
-                    norms, spreads = gathered.setdefault(self._group[part.prefixes[0] + name], ([], []))
-                    norms.append(squared)
-                    spreads.append(squared if spread is None else spread.square())
+                    gathered.setdefault(self._group[part.prefixes[0] + name], []).append(use.norms())
                     dtypes.update(use.dtypes)
-                for group, (norms, spreads) in gathered.items():
-                    self.squared[group].index_add_(0, part.units, torch.stack(norms).sum(0))
-                    spread_squared[group].index_add_(0, part.units, torch.stack(spreads).sum(0))
+                for group, norms in gathered.items():
+                    squared, spread = gather(norms)
+                    self.squared[group].index_add_(0, part.units, squared)
+                    spread_squared[group].index_add_(0, part.units, spread)
         if stacked:
             # Padding must add nothing; were it not finite, it would still poison the weighted sums.
             self.padded_well = bool(torch.isfinite(self.squared[:, -1]).all())
@@ -118,20 +135,28 @@ class Books(Pass):
 
     def add_weighted(self, factor: Tensor, total: dict[str, Tensor]) -> None:
         padded = torch.cat([factor, factor.new_zeros(len(factor), 1)], dim=1)
+        names, sums = [], []
         with torch.autocast(factor.device.type, enabled=False), torch.no_grad():
             for part, uses in self._parts:
                 factors = padded[:, part.units]
+                rounded = {dtype: factors.to(dtype) for dtype in {working(use.dtypes[0]) for use in uses.values()}}
                 for name, use in uses.items():
-                    sums = use.weighted(factors[self._group[part.prefixes[0] + name]])
-                    for prefix, values in zip(part.prefixes, sums, strict=True):
-                        total[prefix + name] += values.view_as(total[prefix + name])
+                    group = self._group[part.prefixes[0] + name]
+                    values = use.weighted(rounded[working(use.dtypes[0])][group])
+                    names += [prefix + name for prefix in part.prefixes]
+                    sums += list(values)
+            if sums:
+                # One conversion for all parameters; a device starts slowly and runs fast.
+                flat = torch.cat(sums).double()
+                for name, values in zip(names, flat.split([len(value) for value in sums]), strict=True):
+                    _add(total, name, values)
 
 
-def _record(part: Part, loss: Loss) -> Record:
+def _record(part: Part, loss: Loss, *, trainable: dict[str, Tensor], tied: bool) -> Record:
     """Run the loss forward and backward on tracked parameters."""
     batch, stack = part.batch, len(part.models)
     record = Record(rows=len(batch.labels), units=batch.units, stack=stack, device=batch.images.device)
-    sources = [_trainable(model) for model in part.models]
+    sources = [trainable] if part.prefixes == ("",) else [_trainable(model) for model in part.models]
     real = sources[0]
     tracked = {}
     for name, parameter in real.items():
@@ -140,7 +165,9 @@ def _record(part: Part, loss: Loss) -> Record:
     task = _Task(part.models[0], loss)
     with torch.enable_grad():
         try:
-            rows = functional_call(task, {"model." + name: value for name, value in tracked.items()}, (batch,))
+            values: dict[str, Tensor] = {"model." + name: value for name, value in tracked.items()}
+            # Looking for shared weights takes time; should one be missed, it is found as a parameter reached otherwise.
+            rows = functional_call(task, values, (batch,), tie_weights=tied)
         except (Unseen, Refused, torch.OutOfMemoryError):
             raise
         except (RuntimeError, TypeError, AttributeError, NotImplementedError) as error:
@@ -149,7 +176,7 @@ def _record(part: Part, loss: Loss) -> Record:
         if not total.requires_grad:
             return record
         record.counting = True
-        with torch.autocast(batch.images.device.type, enabled=False):
+        with torch.autocast(batch.images.device.type, enabled=False), torch._C.DisableTorchFunctionSubclass():
             inputs = [record.anchor, *tracked.values(), *(p for source in sources for p in source.values())]
             _, *reached = torch.autograd.grad(total, inputs, allow_unused=True)
     names = [*tracked, *(name for source in sources for name in source)]
@@ -173,7 +200,7 @@ class Functional(Pass):
             self._parts.append((part, gradients))
             for name, gradient in gradients.items():
                 group = self._group[part.prefixes[0] + name]
-                self.squared[group].index_add_(0, part.units, squares(gradient.flatten(1), exact=True))
+                self.squared[group].index_add_(0, part.units, lengths(gradient.flatten(1), exact=True).square())
         self.spread = self.squared.sqrt()
         # The vectors are there, and are scaled and added in float64: no operand is rounded after the norm is known.
         self.arithmetic = DOUBLE
@@ -183,7 +210,7 @@ class Functional(Pass):
             factors = factor[:, part.units]
             for name, gradient in gradients.items():
                 full = part.prefixes[0] + name
-                total[full] += (factors[self._group[full]] @ gradient.double().flatten(1)).view_as(total[full])
+                _add(total, full, factors[self._group[full]] @ gradient.double().flatten(1))
 
 
 def _gradients(part: Part, loss: Loss) -> dict[str, Tensor]:
@@ -239,4 +266,4 @@ class Loop(Pass):
     def add_weighted(self, factor: Tensor, total: dict[str, Tensor]) -> None:
         for unit, gradient in enumerate(self._gradients):
             for name, value in gradient.items():
-                total[name] += factor[self._group[name], unit] * value
+                _add(total, name, (factor[self._group[name], unit] * value).flatten())

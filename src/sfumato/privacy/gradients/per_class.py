@@ -36,6 +36,7 @@ class PerClass(nn.Module):
         if any(shape != shapes[0] for shape in shapes):
             raise ValueError("the models of all classes must have parameters of the same names, shapes and dtypes")
         self.models = nn.ModuleList(models)
+        self._compared: tuple[tuple[tuple[int, int], ...] | None, bool] = (None, False)
 
     def __len__(self) -> int:
         return len(self.models)
@@ -46,11 +47,16 @@ class PerClass(nn.Module):
     def stackable(self) -> bool:
         """Whether one model can stand for all once the weights are exchanged."""
         buffers = [dict(model.named_buffers()) for model in self.models]
-        first = buffers[0]
-        return all(
-            other.keys() == first.keys() and all(torch.equal(other[name], first[name]) for name in first)
-            for other in buffers[1:]
-        )
+        # Comparing waits for the device; a buffer nobody wrote to since last time need not be compared again.
+        versions = tuple((id(value), value._version) for own in buffers for value in own.values())
+        if versions != self._compared[0]:
+            first = buffers[0]
+            same = all(
+                other.keys() == first.keys() and all(torch.equal(other[name], first[name]) for name in first)
+                for other in buffers[1:]
+            )
+            self._compared = (versions, same)
+        return self._compared[1]
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,9 @@ def parts(model: nn.Module, batch: Batch, *, stacked: bool) -> list[Part]:
     """The batch as the models see it."""
     if not isinstance(model, PerClass):
         return [Part((model,), ("",), batch, torch.arange(batch.units, device=batch.weights.device))]
-    places = [_places(batch, label) for label in range(len(model))]
+    # One trip from the device for all classes.
+    labels, counted = batch.labels.cpu().view(batch.weights.shape), batch.weights.cpu() > 0
+    places = [_places((labels == label) & counted) for label in range(len(model))]
     present = [label for label, (units, _, _) in enumerate(places) if len(units)]
     if not present:
         return []
@@ -88,10 +96,9 @@ def parts(model: nn.Module, batch: Batch, *, stacked: bool) -> list[Part]:
     ]
 
 
-def _places(batch: Batch, label: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Units that own rows of this class, their rows ``[units, width]``, and which of these count."""
-    k = batch.rows_per_unit
-    member = (batch.labels.cpu().view(-1, k) == label) & (batch.weights.cpu() > 0)
+def _places(member: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a class, given as ``[units, rows]``: the units that own rows, these rows ``[units, width]``, which count."""
+    k = member.shape[1]
     units = member.any(1).nonzero()[:, 0]
     member = member[units]
     width = int(member.sum(1).max()) if len(units) else 0

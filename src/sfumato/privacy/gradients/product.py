@@ -6,6 +6,7 @@ A unit's gradient is G = Σ_t b_t a_tᵀ, t over the positions of all its rows.
 - ``gram``: |G|² = Σ_{t,s} ⟨a_t, a_s⟩ ⟨b_t, b_s⟩, in float64, because the terms cancel: float32 is 3 % short when
   activations have mean 1e3 and spread 1, and a clip that under-estimates a norm is broken;
 - ``keep``: form every G once, take its norm, and weigh the same matrices afterwards: no second product;
+- ``grouped``: as ``keep``, but every G by one grouped convolution, a unit to each group;
 - ``drop``: form every G for its norm only, part by part, and let the weighted sum be one large product.
 
 Which is fastest depends on the shape and the device. Small work is decided by counting multiplications; large work by
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sfumato.privacy.gradients.contribution import Contribution, lengths, squares, weigh
+from sfumato.privacy.gradients.contribution import Contribution, Norms, lengths, weigh
 from sfumato.privacy.gradients.precision import working
 
 WORTH_MEASURING = 5e8
@@ -39,6 +40,7 @@ class Product(Contribution):
     groups: int
     device: torch.device
     kind: tuple[object, ...]
+    convolves: bool = False
     _kept: Tensor | None = None
 
     @abstractmethod
@@ -49,17 +51,27 @@ class Product(Contribution):
     def product(self, factor: Tensor) -> Tensor:
         """The weighted sum as one large product, ``[stack, numel]``."""
 
-    def squared_norm(self) -> tuple[Tensor, Tensor | None]:
-        if self.positions == 1:
-            a, b = self.operands(0, self.units)
-            norm = lengths(a[:, :, 0], exact=self.exact) * lengths(b[:, :, 0], exact=self.exact)
-            squared = norm.square()
-            return (squared if self.groups == 1 else squared.view(self.units, self.groups).sum(1)), None
-        return self._measure(self._formula())
+    def by_groups(self) -> Tensor:
+        """All gradients by one grouped convolution, ``[units, numel]``, where ``convolves`` says there is one."""
+        raise NotImplementedError
+
+    def norms(self) -> Norms:
+        if self.positions > 1:
+            return self._measure(self._formula())
+        first, second = self.lengths()
+        if self.groups == 1:
+            return Norms(first, second)
+        per_group = first.double() * second
+        return Norms(torch.linalg.vector_norm(per_group.view(self.units, self.groups), dim=1))
+
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """|a| and |b| of each unit and group, where there is one position."""
+        a, b = self.operands(0, self.units)
+        return lengths(a[:, :, 0], exact=self.exact), lengths(b[:, :, 0], exact=self.exact)
 
     def spread(self) -> Tensor:
         if self.positions == 1:
-            return self.squared_norm()[0].sqrt()
+            return self.norms().norm
         return torch.cat([self._spread(*self.operands(start, stop)) for start, stop in self._parts("drop")])
 
     def instantiate(self, start: int, stop: int) -> Tensor:
@@ -75,14 +87,14 @@ class Product(Contribution):
         norms = [torch.linalg.vector_norm(operand, dim=1, dtype=working(operand.dtype)) for operand in (a, b)]
         return (norms[0].double() * norms[1]).sum(1).view(-1, self.groups).sum(1)
 
-    def _measure(self, formula: str) -> tuple[Tensor, Tensor | None]:
-        if formula == "keep":
-            self._kept = self.instantiate(0, self.units)
+    def _measure(self, formula: str) -> Norms:
+        if formula in ("keep", "grouped"):
+            self._kept = self.by_groups() if formula == "grouped" else self.instantiate(0, self.units)
             # The very matrices that were measured are weighed: no operand is rounded a second time.
-            return squares(self._kept, exact=self.exact), None
+            return Norms(lengths(self._kept, exact=self.exact))
         pairs = [self._gram(start, stop) if formula == "gram" else self._drop(start, stop)
                  for start, stop in self._parts(formula)]  # fmt: skip
-        return torch.cat([squared for squared, _ in pairs]), torch.cat([spread for _, spread in pairs])
+        return Norms(torch.cat([norm for norm, _ in pairs]), None, torch.cat([spread for _, spread in pairs]))
 
     def _gram(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         a, b = (operand.double() for operand in self.operands(start, stop))
@@ -91,18 +103,18 @@ class Product(Contribution):
         squared = (left.flatten(1) * right.flatten(1)).sum(1)
         shape = (stop - start, self.groups)
         # Rounding may leave a vanishing norm a hair below zero; NaN must stay NaN, so no clamp to a number.
-        return squared.view(shape).sum(1).abs(), diagonal.view(shape).sum(1)
+        return squared.view(shape).sum(1).abs().sqrt(), diagonal.view(shape).sum(1)
 
     def _drop(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         a, b = (operand.to(working(operand.dtype)) for operand in self.operands(start, stop))
-        squared = squares(torch.bmm(b, a.transpose(1, 2)).view(stop - start, -1), exact=self.exact)
-        return squared, self._spread(a, b)
+        norm = lengths(torch.bmm(b, a.transpose(1, 2)).view(stop - start, -1), exact=self.exact)
+        return norm, self._spread(a, b)
 
     def _parts(self, formula: str) -> Iterator[tuple[int, int]]:
         """Units in parts whose intermediate tensors stay small."""
         width = self.groups * (self.inner + self.outer) * self.positions * 8
         width += self.groups * (self.positions**2 * 16 if formula == "gram" else self.inner * self.outer * 4)
-        size = max(1, int((1 << 30 if self.device.type == "cuda" else 1 << 27) // width))
+        size = max(1, int((1 << 28 if self.device.type == "cuda" else 1 << 27) // width))
         for start in range(0, self.units, size):
             yield start, min(self.units, start + size)
 
@@ -122,8 +134,13 @@ class Product(Contribution):
         """Multiplications for each unit, those in float64 counted twice."""
         one = float(self.groups * self.positions * self.inner * self.outer)
         costs = {"gram": 2.0 * self.groups * self.positions**2 * (self.inner + self.outer) + one, "drop": 2.0 * one}
-        if self.groups * self.inner * self.outer * self.units * 4 <= max(4 * self.bytes, 1 << 20):
+        # Held until the weighted sum: on a GPU memory is dearer than a second product.
+        held = self.groups * self.inner * self.outer * self.units * 4
+        if held <= max((1 if self.device.type == "cuda" else 4) * self.bytes, 1 << 20):
             costs["keep"] = one
+            if self.convolves:
+                # The same multiplications; how well they run is the library's secret, so only a measurement picks it.
+                costs["grouped"] = 2.0 * one
         return costs
 
     def _seconds(self, formula: str) -> float:

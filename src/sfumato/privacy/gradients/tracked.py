@@ -123,6 +123,8 @@ class _Seen(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise Unseen("the loss differentiates the network and keeps the graph")
         (x,) = ctx.saved_tensors
+        # Without its history: the record would hold the graph that holds the record, and memory would pile up.
+        x = x.detach()
         if ctx.record.counting:
             ctx.layer.note(ctx.record, x, gradient)
         return (ctx.layer.input_gradient(x, gradient) if ctx.needs_input_grad[0] else None), None, None, None
@@ -131,6 +133,14 @@ class _Seen(torch.autograd.Function):
 def see(record: Record, layer: Layer, x: Tensor) -> Tensor:
     """The layer's output, with a note to be made when the gradient comes back."""
     return _Seen.apply(x, record.anchor, layer, record)
+
+
+def see_product(record: Record, layer: Layer, x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The same for a layer that autocast would run in ``dtype``; the layer's weights are in it already."""
+    if dtype is None:
+        return _Seen.apply(x, record.anchor, layer, record)
+    with torch.autocast(x.device.type, enabled=False):
+        return _Seen.apply(x.to(dtype), record.anchor, layer, record)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:

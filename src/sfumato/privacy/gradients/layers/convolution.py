@@ -19,7 +19,7 @@ from sfumato.privacy.gradients.layers.linear import split
 from sfumato.privacy.gradients.precision import working
 from sfumato.privacy.gradients.product import Product
 from sfumato.privacy.gradients.refusal import Unseen
-from sfumato.privacy.gradients.tracked import RULES, Layer, Record, Tracked, autocast_dtype, see
+from sfumato.privacy.gradients.tracked import RULES, Layer, Record, Tracked, autocast_dtype, see_product
 
 Pair = tuple[int, int]
 
@@ -79,16 +79,18 @@ def one_after_another(x: Tensor, stack: int) -> Tensor:
 class ConvolutionWeight(Product):
     """``wide`` is the tensor patches are cut from, ``narrow`` the one with a value for each place."""
 
+    convolves = True
+
     def __init__(self, x: Tensor, gradient: Tensor, *, layer: Convolution, units: int, stack: int) -> None:
         self.x, self.gradient, self.layer = x, gradient, layer
         geometry = layer.geometry
         self.wide, self.narrow = (gradient, x) if geometry.transposed else (x, gradient)
         self.places: Pair = (self.narrow.shape[2], self.narrow.shape[3])
-        self.kernel: Pair = (layer.weight.shape[3], layer.weight.shape[4])
+        self.kernel: Pair = (layer.weight.shape[2], layer.weight.shape[3])
         self.groups = geometry.groups
         self.inner = self.wide.shape[1] // self.groups * self.kernel[0] * self.kernel[1]
         self.outer = self.narrow.shape[1] // self.groups
-        self.units, self.stack, self.numel = units, stack, layer.weight[0].numel()
+        self.units, self.stack, self.numel = units, stack, layer.weight.numel() // stack
         self.rows_per_unit = x.shape[0] // units
         self.positions = self.rows_per_unit * self.places[0] * self.places[1]
         self.device, self.dtypes = x.device, (x.dtype, gradient.dtype)
@@ -107,6 +109,13 @@ class ConvolutionWeight(Product):
         tensor = tensor.reshape(-1, self.rows_per_unit, self.groups, width, tensor.shape[2])
         return tensor.permute(0, 2, 3, 1, 4).reshape(-1, width, self.positions)
 
+    def by_groups(self) -> Tensor:
+        dtype = working(self.x.dtype)
+        one = self.layer.weight.view(self.stack, -1, *self.layer.weight.shape[1:])[:1]
+        each = one.expand(self.units, *one.shape[1:])
+        layer = Convolution(each, None, self.layer.geometry, stack=self.units, weight_name=None, bias_name=None)
+        return layer.backward(self.x.to(dtype), self.gradient.to(dtype), weight=True).view(self.units, -1)
+
     def product(self, factor: Tensor) -> Tensor:
         dtype = working(self.x.dtype)
         factor = factor.to(dtype).repeat_interleave(self.rows_per_unit)[:, None, None, None]
@@ -120,7 +129,7 @@ class ConvolutionWeight(Product):
 
 
 class Convolution(Layer):
-    """``weight`` is ``[stack, out, in / groups, kh, kw]`` (transposed: ``[stack, in, out / groups, kh, kw]``)."""
+    """``weight`` is as torch has it, and ``[stack, ...]`` where models are stacked; ``bias`` accordingly."""
 
     def __init__(
         self,
@@ -132,16 +141,17 @@ class Convolution(Layer):
         weight_name: str | None,
         bias_name: str | None,
     ) -> None:
-        self.weight, self.bias, self.geometry, self.stack = weight, bias, geometry, stack
+        # Stacked models lie side by side as groups of one convolution.
+        self.weight = weight if stack == 1 else weight.flatten(0, 1)
+        self.bias = bias if bias is None or stack == 1 else bias.flatten()
+        self.geometry, self.stack = geometry, stack
         self.weight_name, self.bias_name = weight_name, bias_name
 
     def forward(self, x: Tensor) -> Tensor:
         g = self.geometry
-        bias = None if self.bias is None else self.bias.flatten()
-        groups = g.groups * self.stack
         y = torch.convolution(
-            side_by_side(x, self.stack), self.weight.flatten(0, 1), bias, g.stride, g.padding, g.dilation,
-            g.transposed, g.output_padding, groups,
+            side_by_side(x, self.stack), self.weight, self.bias, g.stride, g.padding, g.dilation,
+            g.transposed, g.output_padding, g.groups * self.stack,
         )  # fmt: skip
         return one_after_another(y, self.stack)
 
@@ -149,7 +159,7 @@ class Convolution(Layer):
         """The weight's gradient, ``[stack · out, ...]``, or the input's."""
         g = self.geometry
         input_gradient, weight_gradient, _ = torch.ops.aten.convolution_backward(
-            side_by_side(gradient, self.stack), side_by_side(x, self.stack), self.weight.flatten(0, 1).to(x.dtype),
+            side_by_side(gradient, self.stack), side_by_side(x, self.stack), self.weight.to(x.dtype),
             None, g.stride, g.padding, g.dilation, g.transposed, g.output_padding, g.groups * self.stack,
             [not weight, weight, False],
         )  # fmt: skip
@@ -176,8 +186,7 @@ def _convolve(record: Record, x: Any, weight: Any, bias: Any, geometry: Geometry
     layer = Convolution(
         plain_weight, plain_bias, geometry, stack=record.stack, weight_name=weight_name, bias_name=bias_name
     )
-    with torch.autocast(x.device.type, enabled=False):
-        return see(record, layer, x if dtype is None else x.to(dtype))
+    return see_product(record, layer, x, dtype)
 
 
 def _convolution(record: Record, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sfumato.privacy.gradients.contribution import Contribution, squares
+from sfumato.privacy.gradients.contribution import Contribution, Norms, lengths
 from sfumato.privacy.gradients.precision import working
 from sfumato.privacy.gradients.refusal import Unseen
 from sfumato.privacy.gradients.tracked import RULES, Layer, Record, Tracked, see
@@ -26,13 +26,13 @@ class Lookup(Contribution):
         self.dtypes = (gradient.dtype,)
         self.bytes = gradient.numel() * gradient.element_size()
 
-    def squared_norm(self) -> tuple[Tensor, Tensor | None]:
+    def norms(self) -> Norms:
         if self.index.shape[1] == 1:
-            return squares(self.gradient[:, 0], exact=self.exact), None
+            return Norms(lengths(self.gradient[:, 0], exact=self.exact))
         gradient = self.gradient.double()
         same = (self.index[:, :, None] == self.index[:, None, :]).double()
         squared = (torch.bmm(same, gradient) * gradient).sum((1, 2)).abs()
-        return squared, self.spread()
+        return Norms(squared.sqrt(), None, self.spread())
 
     def spread(self) -> Tensor:
         return torch.linalg.vector_norm(self.gradient, dim=2, dtype=torch.float64).sum(1)
@@ -44,7 +44,7 @@ class Lookup(Contribution):
         return table.scatter_add_(1, index, gradient).flatten(1)
 
     def weighted(self, factor: Tensor) -> Tensor:
-        gradient = self.gradient.double() * factor[:, None, None]
+        gradient = self.gradient.double() * factor.double()[:, None, None]
         per_model = self.units // self.stack
         model = torch.arange(self.stack, device=factor.device).repeat_interleave(per_model)
         table = gradient.new_zeros(self.stack * self.entries, self.width)

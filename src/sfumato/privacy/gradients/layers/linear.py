@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sfumato.privacy.gradients.contribution import Dense
+from sfumato.privacy.gradients.contribution import Dense, Length
 from sfumato.privacy.gradients.precision import working
 from sfumato.privacy.gradients.product import Product
 from sfumato.privacy.gradients.refusal import Unseen
-from sfumato.privacy.gradients.tracked import RULES, Layer, Record, Tracked, autocast_dtype, see
+from sfumato.privacy.gradients.tracked import RULES, Layer, Record, Tracked, autocast_dtype, see_product
 
 
 class LinearWeight(Product):
     """x ``[rows, ..., in]`` and the gradient of y ``[rows, ..., out]``."""
 
-    def __init__(self, x: Tensor, gradient: Tensor, *, units: int, stack: int) -> None:
+    def __init__(self, x: Tensor, gradient: Tensor, *, units: int, stack: int, length: Length | None = None) -> None:
+        self.length = length
         self.inner, self.outer, self.groups = x.shape[-1], gradient.shape[-1], 1
         self.x = x.reshape(units, -1, self.inner)
         self.gradient = gradient.reshape(units, -1, self.outer)
@@ -31,6 +32,10 @@ class LinearWeight(Product):
     def operands(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         return self.x[start:stop].transpose(1, 2), self.gradient[start:stop].transpose(1, 2)
 
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        first, second = Length(self.x[:, 0]), self.length or Length(self.gradient[:, 0])
+        return first.value(exact=self.exact), second.value(exact=self.exact)
+
     def product(self, factor: Tensor) -> Tensor:
         dtype = working(self.x.dtype)
         gradient = (self.gradient.to(dtype) * factor.to(dtype)[:, None, None]).view(self.stack, -1, self.outer)
@@ -41,7 +46,7 @@ class LinearWeight(Product):
 
 
 class Linear(Layer):
-    """``weight`` is ``[stack, out, in]``; ``bias`` ``[stack, out]`` or None; no name: not tracked."""
+    """``weight`` is ``[out, in]``, stacked ``[stack, out, in]``; ``bias`` accordingly or None; no name: not tracked."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, *, stack: int, weight_name: str | None, bias_name: str | None
@@ -51,7 +56,7 @@ class Linear(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.stack == 1:
-            return functional.linear(x, self.weight[0], None if self.bias is None else self.bias[0])
+            return functional.linear(x, self.weight, self.bias)
         rows = x.reshape(self.stack, -1, x.shape[-1])
         weight = self.weight.transpose(1, 2)
         y = torch.bmm(rows, weight) if self.bias is None else torch.baddbmm(self.bias[:, None], rows, weight)
@@ -59,28 +64,32 @@ class Linear(Layer):
 
     def input_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
         if self.stack == 1:
-            return gradient @ self.weight[0]
+            return gradient @ self.weight
         return torch.bmm(gradient.reshape(self.stack, -1, gradient.shape[-1]), self.weight).view(x.shape)
 
     def note(self, record: Record, x: Tensor, gradient: Tensor) -> None:
+        units, stack = record.units, record.stack
+        # A bias has the output's gradient itself: one norm serves both.
+        length = Length(gradient) if gradient.dim() == 2 and record.rows == units else None
         if self.weight_name is not None:
-            record.add(self.weight_name, LinearWeight(x, gradient, units=record.units, stack=record.stack))
+            record.add(self.weight_name, LinearWeight(x, gradient, units=units, stack=stack, length=length))
         if self.bias_name is not None:
             summed = gradient if gradient.dim() == 2 else gradient.flatten(1, -2).sum(1, dtype=working(gradient.dtype))
-            record.add(self.bias_name, Dense(summed, units=record.units, stack=record.stack))
+            record.add(self.bias_name, Dense(summed, units=units, stack=stack, length=length))
 
 
 def split(
     record: Record, weight: Any, bias: Any, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor | None, str | None, str | None]:
-    """Plain stacked values and names of a weight and a bias, each tracked or not, in autocast's dtype."""
+    """Plain values (stacked where models are) and names of a weight and a bias, in autocast's dtype."""
 
     def plain(tensor: Any) -> Tensor:
-        if not isinstance(tensor, Tracked) and tensor.requires_grad:
+        if isinstance(tensor, Tracked):
+            value = tensor.plain
+        elif tensor.requires_grad:
             raise Unseen("a layer mixes a parameter with a computed weight or bias")
-        value = tensor.plain if isinstance(tensor, Tracked) else tensor.expand(record.stack, *tensor.shape)
-        if isinstance(tensor, Tracked) and record.stack == 1:
-            value = value[None]
+        else:
+            value = tensor if record.stack == 1 else tensor.expand(record.stack, *tensor.shape)
         return value if dtype is None else value.to(dtype)
 
     return (
@@ -102,8 +111,7 @@ def _linear(record: Record, func: Callable[..., Any], args: tuple[Any, ...], kwa
     plain_weight, plain_bias, weight_name, bias_name = split(record, weight, bias, dtype)
     record.expect_rows(weight_name or bias_name or "", x)
     layer = Linear(plain_weight, plain_bias, stack=record.stack, weight_name=weight_name, bias_name=bias_name)
-    with torch.autocast(x.device.type, enabled=False):
-        return see(record, layer, x if dtype is None else x.to(dtype))
+    return see_product(record, layer, x, dtype)
 
 
 RULES[functional.linear] = _linear

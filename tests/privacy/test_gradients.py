@@ -1,0 +1,259 @@
+"""The engine against the plain loop: what it counts, how it falls back, and what it refuses."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gradient_cases import Classifier, apart, make_batch, squared_error, vector
+from sfumato.privacy.gradients import Batch, Refused, clipped_sum, engine, loop, passes, product
+from sfumato.privacy.randomness import Draws
+
+
+@pytest.fixture
+def model() -> Classifier:
+    torch.manual_seed(0)
+    return Classifier().double()
+
+
+def reason(model: nn.Module) -> str | None:
+    """Why the books were left, if they were."""
+    return next(iter(engine._known[model].values())).unseen
+
+
+@pytest.mark.parametrize("units", [0, 1, 2, 4, 7])
+def test_any_number_of_units_and_any_chunk_give_the_loops_sum(model: Classifier, units: int) -> None:
+    batch, clip = make_batch(units, 2), {"convolution": 0.3, "embedding": 0.1, "scale": 0.2, "linear": 5.0}
+    expected = loop.clipped_sum(model, squared_error, batch, clip)
+    for chunk in (None, 1, 3, 5):
+        sums = clipped_sum(model, squared_error, batch, clip, chunk=chunk)
+        assert sums.keys() == expected.keys()
+        assert all(value.dtype == torch.float64 for value in sums.values())
+        assert apart(sums, expected) < 1e-9 or not units
+
+
+def test_empty_batch_gives_zeros_also_for_transposed_convolutions() -> None:
+    model = nn.Sequential(nn.ConvTranspose2d(2, 1, 3), nn.Flatten())
+    sums = clipped_sum(model, lambda m, x, y, r: m(x).sum(1), make_batch(0, dtype=torch.float32), 1.0)
+    assert not vector(sums).any()
+
+
+def test_frozen_parameters_are_neither_counted_nor_returned(model: Classifier) -> None:
+    model.embedding.requires_grad_(False)
+    batch = make_batch(5)
+    sums = clipped_sum(model, squared_error, batch, 0.2)
+    assert "embedding.weight" not in sums
+    assert apart(sums, loop.clipped_sum(model, squared_error, batch, 0.2)) < 1e-9
+
+
+def test_a_layer_used_twice_gets_its_cross_terms() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 3)).double()
+
+    def twice(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return m(torch.tanh(m(x))).square().sum(1)
+
+    batch = make_batch(6, shape=(3,))
+    assert apart(clipped_sum(model, twice, batch, 0.5), loop.clipped_sum(model, twice, batch, 0.5)) < 1e-9
+    assert reason(model) is None
+
+
+def test_tied_embedding_and_linear_weight() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(3, 4)
+            self.out = nn.Linear(4, 3, bias=False)
+            self.out.weight = self.table.weight
+
+        def forward(self, labels: Tensor) -> Tensor:
+            return self.out(self.table(labels))
+
+    torch.manual_seed(0)
+    model, batch = Tied().double(), make_batch(6)
+
+    def loss(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return m(y).square().sum(1)
+
+    assert apart(clipped_sum(model, loss, batch, 0.5), loop.clipped_sum(model, loss, batch, 0.5)) < 1e-9
+    assert reason(model) is None
+
+
+def test_a_function_of_a_parameter_takes_the_slow_path_and_is_right(model: Classifier) -> None:
+    def loss(m: Classifier, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return squared_error(m, x, y, r) * m.scale.exp().sum() + m.linear.weight.square().sum()
+
+    batch = make_batch(5, 2)
+    assert apart(clipped_sum(model, loss, batch, 0.7), loop.clipped_sum(model, loss, batch, 0.7)) < 1e-9
+    assert reason(model) is not None
+
+
+def test_a_loss_that_differentiates_the_network_takes_the_slow_path_and_is_right() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+
+    def score_matching(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        def energy(row: Tensor) -> Tensor:
+            return m(row[None]).sum()
+
+        score = torch.func.vmap(torch.func.grad(energy))(x)
+        return score.square().sum(1) + m(x)[:, 0]
+
+    def by_graph(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        x = x.detach().requires_grad_()
+        (score,) = torch.autograd.grad(m(x).sum(), x, create_graph=True)
+        return score.square().sum(1)
+
+    batch = make_batch(5, shape=(3,))
+    expected = loop.clipped_sum(model, score_matching, batch, 0.1)
+    assert apart(clipped_sum(model, score_matching, batch, 0.1), expected) < 1e-9
+    # autograd.grad inside torch.func is not allowed: counted rightly or refused, never wrongly.
+    with pytest.raises(Refused, match=r"keeps the graph|torch\.func"):
+        clipped_sum(model, by_graph, batch, 0.1)
+
+
+def test_inner_gradients_without_a_graph_are_constants(model: Classifier) -> None:
+    def refined(m: Classifier, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        moved = x.detach().requires_grad_()
+        (step,) = torch.autograd.grad(squared_error(m, moved, y, r).sum(), moved)
+        return squared_error(m, x - 0.1 * step, y, r)
+
+    batch = make_batch(5)
+    assert apart(clipped_sum(model, refined, batch, 0.3), loop.clipped_sum(model, refined, batch, 0.3)) < 1e-9
+    assert reason(model) is None
+
+
+def test_a_batch_dimension_in_another_place_is_not_mistaken() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3).double()
+
+    def sequence_first(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return torch.tanh(m(x.transpose(0, 1))).transpose(0, 1).square().sum((1, 2))
+
+    # As many positions as rows: by shape alone the two could be confused.
+    batch = make_batch(6, shape=(6, 3))
+    expected = loop.clipped_sum(model, sequence_first, batch, 0.5)
+    assert apart(clipped_sum(model, sequence_first, batch, 0.5), expected) < 1e-9
+    assert "batch" in str(reason(model))
+
+
+def test_rows_in_another_order_inside_the_model_are_not_mistaken() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3).double()
+
+    def turned(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return torch.tanh(m(x.flip(0))).flip(0).square().sum(1)
+
+    batch = make_batch(6, shape=(3,))
+    expected = loop.clipped_sum(model, turned, batch, 0.5)
+    assert apart(clipped_sum(model, turned, batch, 0.5), expected) < 1e-9
+    assert "disagree" in str(reason(model))
+
+
+def test_in_place_changes_after_a_layer_are_noticed() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3).double()
+
+    def changed(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        h = x * 1.0
+        out = m(h)
+        h += 1.0
+        return (out * h).square().sum(1)
+
+    batch = make_batch(6, shape=(3,))
+    with pytest.raises(RuntimeError, match="inplace"):
+        loop.clipped_sum(model, changed, batch, 0.5)
+    with pytest.raises((RuntimeError, Refused)):
+        clipped_sum(model, changed, batch, 0.5)
+
+
+def test_a_parameter_kept_from_before_is_refused(model: Classifier) -> None:
+    kept = model.linear.weight
+
+    def loss(m: Classifier, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return squared_error(m, x, y, r) + kept.square().sum()
+
+    with pytest.raises(Refused, match="another way"):
+        clipped_sum(model, loss, make_batch(5), 1.0)
+
+
+def test_recurrent_layers_are_refused() -> None:
+    torch.manual_seed(0)
+    model = nn.LSTM(3, 4, batch_first=True).double()
+    with pytest.raises(Refused, match="neither"):
+        clipped_sum(model, lambda m, x, y, r: m(x)[0].square().sum((1, 2)), make_batch(5, shape=(4, 3)), 0.1)
+
+
+def test_global_randomness_is_refused(model: Classifier) -> None:
+    def loss(m: Classifier, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return squared_error(m, x + torch.rand_like(x), y, r)
+
+    with pytest.raises(Refused, match=r"neither|disagree"):
+        clipped_sum(model, loss, make_batch(5), 1.0)
+
+
+def test_a_loss_of_the_wrong_shape_is_refused(model: Classifier) -> None:
+    with pytest.raises(Refused, match="one number for each row"):
+        clipped_sum(model, lambda m, x, y, r: m(x, y), make_batch(5), 1.0)
+
+
+@pytest.mark.parametrize("formula", ["gram", "keep", "drop", "grouped"])
+def test_every_formula_gives_the_same_sum(model: Classifier, formula: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product.Product, "_formula", lambda self: formula if self.convolves else "gram")
+    batch = make_batch(6, 2)
+    expected = loop.clipped_sum(model, squared_error, batch, 0.4)
+    assert apart(clipped_sum(model, squared_error, batch, 0.4), expected) < 1e-9
+
+
+def test_measuring_changes_nothing_beyond_rounding(model: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "WORTH_MEASURING", 0.0)
+    monkeypatch.setattr(product, "_chosen", {})
+    batch = make_batch(6, 2)
+    expected = loop.clipped_sum(model, squared_error, batch, 0.4)
+    assert apart(clipped_sum(model, squared_error, batch, 0.4), expected) < 1e-9
+    assert set(product._chosen.values()) <= {"gram", "keep", "drop", "grouped"}
+    assert product._chosen
+
+
+def test_a_pass_leaves_no_memory_behind(model: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[weakref.ref[passes.Record]] = []
+
+    class Watched(passes.Record):
+        def __init__(self, *, rows: int, units: int, stack: int, device: torch.device) -> None:
+            super().__init__(rows=rows, units=units, stack=stack, device=device)
+            records.append(weakref.ref(self))
+
+    monkeypatch.setattr(passes, "Record", Watched)
+    gc.collect()
+    gc.disable()
+    try:
+        clipped_sum(model, squared_error, make_batch(6), 0.4)
+        assert records
+        assert all(record() is None for record in records)
+    finally:
+        gc.enable()
+
+
+def test_private_state_reaches_the_loss(model: Classifier) -> None:
+    def loss(m: Classifier, x: Tensor, y: Tensor, r: Draws, state: Tensor) -> Tensor:
+        return squared_error(m, x, y, r) * state[:, 0]
+
+    plain = make_batch(6, 2)
+    batch = Batch(plain.images, plain.labels, plain.random, plain.weights, torch.rand(12, 1, dtype=torch.float64))
+    assert apart(clipped_sum(model, loss, batch, 0.4), loop.clipped_sum(model, loss, batch, 0.4)) < 1e-9
+
+
+def test_padding_by_name_falls_back() -> None:
+    torch.manual_seed(0)
+    model = nn.Conv2d(2, 3, 3, padding="same").double()
+
+    def loss(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return functional.softplus(m(x)).sum((1, 2, 3))
+
+    batch = make_batch(5)
+    assert apart(clipped_sum(model, loss, batch, 0.4), loop.clipped_sum(model, loss, batch, 0.4)) < 1e-9

@@ -1,0 +1,163 @@
+"""The clip holds for the vector that is summed: hostile activations, each arithmetic, numbers that are not finite."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from gradient_cases import Classifier, apart, make_batch, squared_error, vector
+from sfumato.privacy.gradients import Batch, clipped_sum, loop, product
+from sfumato.privacy.gradients.precision import BRAIN, DOUBLE, SINGLE, TENSOR_FLOAT, arithmetic
+from sfumato.privacy.randomness import Draws
+
+
+def alone(batch: Batch, unit: int) -> Batch:
+    """The batch with every other unit at weight 0: the sum is then this unit's vector, by the many units' way."""
+    weights = torch.zeros_like(batch.weights)
+    weights[unit] = batch.weights[unit]
+    return replace(batch, weights=weights)
+
+
+class Positions(nn.Module):
+    """A linear layer over positions whose gradients cancel, and a convolution: the worst case for a Gram matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 5, bias=False)
+        self.convolution = nn.Conv2d(2, 4, 3, padding=1, bias=False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(images.flatten(1).view(len(images), -1, 12)), self.convolution(images)
+
+
+def cancelling(model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+    """Linear in the outputs, with coefficients that sum to zero over positions."""
+    positions, maps = model(images)
+    first = random.normal("first", *positions.shape[1:]).to(positions.dtype)
+    second = random.normal("second", *maps.shape[1:]).to(maps.dtype)
+    first, second = first - first.mean(1, keepdim=True), second - second.mean((2, 3), keepdim=True)
+    return (first * positions).sum((1, 2)) + (second * maps).sum((1, 2, 3))
+
+
+def exact_norm(model: nn.Module, loss: object, batch: Batch, unit: int) -> float:
+    gradient = loop.unit_gradient(model, loss, batch.take(unit, unit + 1))
+    return float(torch.linalg.vector_norm(vector(gradient)))
+
+
+@pytest.mark.parametrize("formula", ["gram", "keep", "drop"])
+@pytest.mark.parametrize("mean", [0.0, 1.0, 1e3, 1e5])
+def test_mean_far_above_spread_does_not_break_the_clip(
+    formula: str, mean: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product.Product, "_formula", lambda self: formula)
+    torch.manual_seed(0)
+    model = Positions()
+    batch = make_batch(6, shape=(2, 6, 6), dtype=torch.float32)
+    batch = replace(batch, images=batch.images + mean)
+    for unit in range(3):
+        norm = float(torch.linalg.vector_norm(vector(clipped_sum(model, cancelling, alone(batch, unit), 0.1))))
+        assert norm <= 0.1
+        assert norm >= 0.1 * (0.999 if mean <= 1e3 else 0.9)
+
+
+def test_a_float32_gram_matrix_would_have_broken_it() -> None:
+    """The trap is real: the same formula in float32 is short by more than the margin."""
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(1, 12, 64, generator=generator) + 1e3
+    b = torch.randn(1, 5, 64, generator=generator)
+    b = b - b.mean(2, keepdim=True)
+    gram = ((a.transpose(1, 2) @ a) * (b.transpose(1, 2) @ b)).sum().abs().sqrt()
+    exact = torch.linalg.vector_norm(b.double() @ a.double().transpose(1, 2))
+    assert abs(float(gram / exact) - 1) > 1e-3
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from([1e-44, 1e-38, 1e-30, 1e-20, 1e-10, 1.0, 1e10, 1e18, 1e25, 1e30]),
+       st.sampled_from([1e-30, 1e-10, 1.0, 1e6]), st.floats(0.01, 10.0))  # fmt: skip
+def test_the_bound_holds_over_the_whole_range_of_float32(scale: float, slope: float, clip: float) -> None:
+    torch.manual_seed(0)
+    model = Positions()
+    batch = make_batch(5, shape=(2, 6, 6), dtype=torch.float32)
+    batch = replace(batch, images=batch.images * scale)
+
+    def loss(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return slope * cancelling(m, x, y, r)
+
+    one = alone(batch, 1)
+    sums, expected = clipped_sum(model, loss, one, clip), loop.clipped_sum(model, loss, one, clip)
+    assert torch.isfinite(vector(sums)).all()
+    assert float(torch.linalg.vector_norm(vector(sums))) <= clip
+    if scale * slope > 1e-25:
+        assert apart(sums, expected) < 1e-4
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 3e38])
+def test_a_gradient_that_is_not_finite_counts_as_zero_in_all_groups(poison: float) -> None:
+    torch.manual_seed(0)
+    model = Classifier()
+    batch = make_batch(6, 2, dtype=torch.float32)
+    good = torch.tensor([0, 1, 3, 4, 5])
+    clip = {"convolution": 0.1, "embedding": 0.1, "scale": 0.1, "linear": 0.1}
+
+    def loss(m: Classifier, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        # Poison reaches the embedding's gradient only; the others stay finite.
+        return squared_error(m, x.clamp(max=1.0).nan_to_num(0.5), y, r) + m.embedding(y).sum(1) * x[:, 0, 0, 0] * 10.0
+
+    images = batch.images.clone()
+    images[5, 0, 0, 0] = poison
+    poisoned = replace(batch, images=images, weights=torch.full_like(batch.weights, 0.5))
+    sums = clipped_sum(model, loss, poisoned, clip)
+    assert torch.isfinite(vector(sums)).all()
+    assert apart(sums, loop.clipped_sum(model, loss, poisoned.select(good), clip)) < 1e-5
+
+
+def test_a_batch_of_nothing_finite_gives_zeros() -> None:
+    batch = make_batch(5, dtype=torch.float32)
+    batch = replace(batch, images=torch.full_like(batch.images, float("nan")))
+    assert not vector(clipped_sum(Classifier(), squared_error, batch, 1.0)).any()
+
+
+@pytest.mark.parametrize("formula", ["gram", "keep", "drop"])
+@pytest.mark.parametrize("mean", [0.0, 30.0])
+def test_bfloat16_autocast_keeps_the_bound(formula: str, mean: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product.Product, "_formula", lambda self: formula)
+    torch.manual_seed(0)
+    model = Positions()
+    batch = make_batch(6, shape=(2, 6, 6), dtype=torch.float32)
+    batch = replace(batch, images=batch.images + mean)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for unit in range(3):
+            norm = float(torch.linalg.vector_norm(vector(clipped_sum(model, cancelling, alone(batch, unit), 0.1))))
+            assert norm <= 0.1
+            assert norm >= 0.1 * (0.9 if mean == 0.0 else 0.3)
+
+
+def test_rounding_operands_to_ten_bits_stays_inside_the_tf32_margin() -> None:
+    """TF32 rounds both operands of the weighted sum to ten bits; simulated, because only a GPU does it."""
+
+    def rounded(x: Tensor) -> Tensor:
+        mantissa, exponent = torch.frexp(x.double())
+        return torch.ldexp(torch.round(mantissa * 2.0**11) / 2.0**11, exponent)
+
+    generator = torch.Generator().manual_seed(0)
+    for mean in (0.0, 10.0, 1e3):
+        a = torch.randn(12, 64, generator=generator, dtype=torch.float64) + mean
+        b = torch.randn(5, 64, generator=generator, dtype=torch.float64)
+        b = b - b.mean(1, keepdim=True)
+        norm = torch.linalg.vector_norm(b @ a.T)
+        spread = (torch.linalg.vector_norm(a, dim=0) * torch.linalg.vector_norm(b, dim=0)).sum()
+        factor = 1.0 / TENSOR_FLOAT.safe(norm, spread)
+        assert float(torch.linalg.vector_norm(rounded(b * factor) @ rounded(a).T)) <= 1.0
+
+
+def test_the_coarsest_arithmetic_in_use_sets_the_margin() -> None:
+    cpu = torch.device("cpu")
+    assert arithmetic([torch.float64], cpu) is DOUBLE
+    assert arithmetic([torch.float64, torch.float32], cpu) is SINGLE
+    assert arithmetic([torch.float32, torch.bfloat16], cpu) is BRAIN
+    assert (SINGLE.margin, TENSOR_FLOAT.margin, BRAIN.margin) == (1e-6, 2.0**-9, 2.0**-7)

@@ -1,0 +1,93 @@
+"""Losses and modules that break the contract are refused before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradient_cases import Classifier, make_batch, squared_error
+from sfumato.privacy.gradients import Refused, check, clipped_sum
+from sfumato.privacy.randomness import Draws
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("units", [0, 1, 2, 9])
+def test_an_honest_loss_passes(dtype: torch.dtype, units: int) -> None:
+    torch.manual_seed(0)
+    check(Classifier().to(dtype), squared_error, make_batch(units, 2, dtype=dtype), 0.5)
+
+
+def centred(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+    return squared_error(m, x - x.mean(0, keepdim=True), y, r)
+
+
+def ranked(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+    rows = squared_error(m, x, y, r)
+    return rows * (rows >= rows.median()).to(rows.dtype)
+
+
+def counted(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+    same = (y[:, None] == y[None]).sum(1)
+    return squared_error(m, x, y, r) / same
+
+
+@pytest.mark.parametrize("loss", [centred, ranked, counted])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_see_each_other_are_refused(loss: object, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(Refused, match="moved another record's loss"):
+        check(Classifier().to(dtype), loss, make_batch(8, dtype=dtype), 0.5)
+
+
+def test_a_loss_that_knows_the_batch_size_is_refused() -> None:
+    def mean(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return squared_error(m, x, y, r) / len(x)
+
+    with pytest.raises(Refused, match="number of rows"):
+        check(Classifier().double(), mean, make_batch(8), 0.5)
+
+
+def test_draws_outside_random_are_refused() -> None:
+    def noisy(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return squared_error(m, x + 0.1 * torch.randn_like(x), y, r)
+
+    with pytest.raises(Refused, match="random"):
+        check(Classifier().double(), noisy, make_batch(8), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.BatchNorm2d(2), "GroupNorm"),
+        (nn.BatchNorm2d(2, track_running_stats=False).eval(), "GroupNorm"),
+        (nn.SyncBatchNorm(2), "GroupNorm"),
+        (nn.InstanceNorm2d(2, track_running_stats=True), "track_running_stats=False"),
+        (nn.Dropout(0.1), "random.uniform"),
+    ],
+)
+def test_modules_that_mix_or_draw_are_refused(module: nn.Module, words: str) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 1), module, nn.Flatten())
+
+    def loss(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return m(x).sum(1)
+
+    for call in (check, clipped_sum):
+        with pytest.raises(Refused, match=words):
+            call(model, loss, make_batch(5, dtype=torch.float32), 1.0)
+
+
+def test_public_statistics_may_stay() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2).eval(), nn.Flatten()).double()
+    check(model, lambda m, x, y, r: m(x).square().sum(1), make_batch(6), 0.5)
+
+
+def test_messages_hold_no_private_number() -> None:
+    batch = make_batch(8)
+    batch = replace(batch, images=batch.images * 0 + 0.123456789)
+    with pytest.raises(Refused) as refusal:
+        check(Classifier().double(), centred, batch, 0.5)
+    assert "0.12" not in str(refusal.value)
+    assert "0.12" not in repr(batch)
