@@ -12,6 +12,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $(INSTALLED)
 
 demo: $(INSTALLED)
+	rm -rf demo
 	$(BIN)/sfumato demo --out demo
 
 lint: $(INSTALLED)

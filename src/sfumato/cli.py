@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from sfumato.console import console, errors
+from sfumato.evaluation.command import evaluate_command
 
 if TYPE_CHECKING:
     from sfumato.methods import Method
@@ -36,6 +37,12 @@ Steps = Annotated[int | None, typer.Option(help="Short for --set steps=…: the 
 NoGuaranteeFlag = Annotated[
     bool, typer.Option("--no-guarantee", help="For an algorithm that needs the raw records; the release says ε = ∞.")
 ]
+Size = Annotated[int | None, typer.Option(help="Resize to a square of this many pixels.")]
+Colour = Annotated[str | None, typer.Option(help="grey or rgb; by default as the files are.")]
+Classes = Annotated[str | None, typer.Option(help="The label set: a number, or names with commas between.")]
+LabelColumn = Annotated[str | None, typer.Option(help="parquet: the label's column.")]
+PersonColumn = Annotated[str | None, typer.Option(help="parquet: the person's column.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Set bad records aside.")]
 Seed = Annotated[int | None, typer.Option(help="Repeatable, for tests only: the card then says ε = ∞.")]
 
 
@@ -112,14 +119,14 @@ def train(
     seed: Seed = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
     max_images_per_unit: Annotated[int, typer.Option(help="Of one person, at most this many images at a time.")] = 16,
-    size: Annotated[int | None, typer.Option(help="Resize to a square of this many pixels.")] = None,
-    colour: Annotated[str | None, typer.Option(help="grey or rgb; by default as the files are.")] = None,
-    classes: Annotated[str | None, typer.Option(help="The label set: a number, or names with commas between.")] = None,
+    size: Size = None,
+    colour: Colour = None,
+    classes: Classes = None,
     unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Read without labels.")] = False,
-    label_column: Annotated[str | None, typer.Option(help="parquet: the label's column.")] = None,
-    person_column: Annotated[str | None, typer.Option(help="parquet: the person's column.")] = None,
+    label_column: LabelColumn = None,
+    person_column: PersonColumn = None,
     split: Annotated[str, typer.Option(help="idx and saved data sets: which part.")] = "train",
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Set bad records aside.")] = False,
+    skip_bad: SkipBad = False,
     internal: Annotated[bool, typer.Option("--internal", help="Errors may name private files.")] = False,
     declared_size: Annotated[int | None, typer.Option(help="About how many units there are, made public.")] = None,
 ) -> None:
@@ -268,6 +275,58 @@ def ledger(
     if facts.get("holds_release") is False:
         errors.print("The release's spending is NOT on this ledger.")
         raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    *,
+    out: Annotated[Path, typer.Option(help="A new folder for everything the demo makes.")],
+    data: Annotated[Path | None, typer.Option(help="Your own collection instead of drawn digits.")] = None,
+    epsilon: Annotated[float, typer.Option(help="The most that may be spent.")] = 10.0,
+    delta: Delta = 1e-5,
+    size: Size = None,
+    colour: Colour = None,
+    classes: Classes = None,
+    label_column: LabelColumn = None,
+    person_column: PersonColumn = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """The product in two minutes: a private collection in, synthetic images with a card out."""
+    from sfumato.data import read
+    from sfumato.demo import run_demo
+
+    own = None
+    if data is not None:
+        own = read(
+            data,
+            size=size,
+            colour=colour,  # type: ignore[arg-type]
+            classes=_classes(classes),
+            label_column=label_column,
+            person_column=person_column,
+            skip_bad=skip_bad,
+        )
+    run_demo(out, data=own, epsilon=epsilon, delta=delta, console=console)
+
+
+@app.command()
+def cache(*, clear: Annotated[bool, typer.Option("--clear", help="Remove it.")] = False) -> None:
+    """Where decoded private pixels and reference statistics are kept, and how to be rid of them."""
+    import shutil
+
+    from sfumato.data.store import cache_folder, clear_cache
+    from sfumato.evaluation.cache import default_folder
+
+    if clear:
+        clear_cache()
+        shutil.rmtree(default_folder(), ignore_errors=True)
+        return console.print("The cache is empty.")
+    folder = cache_folder()  # evaluation keeps its statistics in a folder of it
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.exists() else 0
+    console.print(f"{folder}: {size / 2**20:.1f} MiB, readable by its owner alone; --clear removes it", soft_wrap=True)
+
+
+app.command("evaluate")(evaluate_command)
 
 
 # From options to objects

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import traceback
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from data.samples import CLASSES, encoded, pictures, table, write_arrow, write_folder, write_idx, write_npz
 from sfumato.data import BadInput, read
@@ -209,16 +210,22 @@ def npz_cut_short(place: Path) -> Path:
     return whole
 
 
-def npz_header_that_lies(place: Path) -> Path:
-    """A header of a trillion images over a few bytes."""
-    import zipfile
-
+def _npz_header(place: Path, shape: tuple[int, ...]) -> Path:
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**12, 8, 8)})
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
     with zipfile.ZipFile(place, "w") as archive:
-        archive.writestr("images.npy", header.getvalue() + b"\0" * 64)
-        archive.writestr("labels.npy", header.getvalue() + b"\0" * 64)
+        for name in ("images", "labels"):
+            archive.writestr(f"{name}.npy", header.getvalue() + b"\0" * 64)
     return place
+
+
+def npz_header_that_lies(place: Path) -> Path:
+    """A trillion images in a few bytes."""
+    return _npz_header(place, (10**12, 8, 8))
+
+
+def npz_absurd_image_size(place: Path) -> Path:
+    return _npz_header(place, (1, 60_000, 60_000))
 
 
 def _idx(place: Path, change: Callable[[bytes], bytes], which: str = "images-idx3") -> Path:
@@ -319,6 +326,7 @@ COLLECTIONS: list[tuple[str, Callable[[Path], Path], str]] = [
         (npz_column_by_column, "column by column"),
         (npz_cut_short, "npz file is damaged"),
         (npz_header_that_lies, "not as long as its header says"),
+        (npz_absurd_image_size, "claims more than"),
         (idx_wrong_magic, "must start with the bytes 00 00 08 03"),
         (idx_too_short, "shorter than its header"),
         (idx_too_long, "longer than its header"),
@@ -431,3 +439,21 @@ def test_disk_that_fills_up(tmp_path: Path) -> None:
     assert "no room left to write to" in _run(program, str(place), str(tmp_path / "cache" / "deep"))
     assert not (tmp_path / "cache").exists()
     assert len(read(place, cache=tmp_path / "cache").pixels) == 2000
+
+
+def test_decoders_say_nothing_about_single_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    """A TIFF that claims 768 samples a pixel makes Pillow log that number."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, format="TIFF")
+    samples = struct.pack("<HHI", 277, 3, 1)
+    content = buffer.getvalue()
+    assert samples in content
+    place = _bad_file(tmp_path / "c", content.replace(samples + b"\x03\0", samples + b"\0\x03"))
+    with pytest.raises(BadInput, match="cannot be decoded"):
+        read(place)
+    assert not caplog.records and not recwarn.list
+    with pytest.raises(UnidentifiedImageError):
+        Image.open(place / "cat" / f"{SECRET}.png")
+    assert caplog.records  # it does so when nobody stops it

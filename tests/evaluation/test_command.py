@@ -10,7 +10,9 @@ import numpy as np
 import typer
 from typer.testing import CliRunner
 
+from sfumato.data.images import read
 from sfumato.evaluation.command import evaluate_command
+from sfumato.release.export import export
 
 app = typer.Typer()
 app.command()(evaluate_command)
@@ -25,22 +27,24 @@ def write(path: Path, count: int, seed: int) -> Path:
     return path
 
 
-def test_a_run_from_files_to_json(tmp_path: Path) -> None:
-    paths = [write(tmp_path / f"{name}.npz", 40, seed) for seed, name in enumerate(("synthetic", "train", "test"))]
-    (tmp_path / "card.json").write_text(
-        json.dumps({"guarantee": "certified", "epsilon": 1.0, "delta": 1e-5, "unit": "image"})
-    )
-    arguments = [str(paths[0]), "--real", str(paths[1]), "--real-test", str(paths[2]), "--protocol", "sinkhorn"]
+def test_a_run_from_an_export_to_json(tmp_path: Path) -> None:
+    real, test = (write(tmp_path / f"{name}.npz", 40, seed) for seed, name in enumerate(("train", "test")))
+    source = read(write(tmp_path / "source.npz", 40, 2), infer_classes=True)
+    card = {"guarantee": "certified", "epsilon": 1.0, "delta": 1e-5, "unit": "image", "sentence": "Certified."}
+    export(source.pixels, source.labels, source.classes, tmp_path / "synthetic", format="npz", card=card)
+    arguments = [str(tmp_path / "synthetic"), "--real", str(real), "--real-test", str(test), "--protocol", "sinkhorn"]
     arguments += ["--seeds", "1", "--device", "cpu", "--no-inception", "--no-cache"]
-    arguments += ["--json", str(tmp_path / "out.json"), "--card", str(tmp_path / "card.json")]
+    arguments += ["--json", str(tmp_path / "out.json"), "--neighbours", str(tmp_path / "pairs.png")]
     done = CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
     assert done.exit_code == 0, done.output
     assert "NOT PRIVATE" in done.output
     assert "LR accuracy %" in done.output
     assert stat.S_IMODE((tmp_path / "out.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "pairs.png").stat().st_mode) == 0o600
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["notice"].startswith("NOT PRIVATE")
-    assert result["measurements"][0]["guarantee"]["epsilon"] == 1.0
+    expected = {"guarantee": "certified", "epsilon": 1.0, "delta": 1e-5, "unit": "image"}
+    assert result["measurements"][0]["guarantee"] == expected
 
 
 def test_an_unknown_protocol_is_explained(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Drawn digits: a stand-in for a private collection that needs no download and raises no licence question.
 
-Each picture is a digit of one of two dozen typefaces (those inside matplotlib, and the one inside Pillow), slanted,
+Each picture is a digit of one of 22 typefaces (those inside matplotlib, and the one inside Pillow), slanted,
 stretched, turned, made thicker, blurred and sprinkled with noise.
 """
 

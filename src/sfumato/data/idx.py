@@ -12,7 +12,7 @@ from typing import IO
 
 import numpy as np
 
-from sfumato.data.frame import Frame
+from sfumato.data.frame import PIXEL_LIMIT, Frame
 from sfumato.data.problem import BadInput, parsing
 from sfumato.data.source import Choice, Record, stamp
 
@@ -61,7 +61,7 @@ class Idx:
         with parsing(_MALFORMED, advice=_ADVICE), _open(self._images) as images:
             count, height, width = _header(images, dimensions=3)
             labels = None if self._labels is None else self._label_values(count)
-            if height * width == 0 or height * width > 1 << 28:
+            if height * width == 0 or height * width > PIXEL_LIMIT:
                 raise BadInput("the idx header gives an impossible image size", advice=_ADVICE)
             for start in range(0, count, _ROWS):
                 rows = min(_ROWS, count - start)

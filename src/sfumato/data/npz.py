@@ -11,13 +11,15 @@ from typing import IO, Any
 
 import numpy as np
 
-from sfumato.data.frame import Frame
+from sfumato.data.frame import PIXEL_LIMIT, Frame
 from sfumato.data.problem import BadInput, parsing
 from sfumato.data.source import Choice, Record, stamp
 
 _MALFORMED = "the npz file is damaged"
 _ADVICE = "Write it again with numpy.savez or numpy.savez_compressed."
 _BLOCK = 1 << 20
+# Three channels of the largest picture that is decoded; refused before anything is read.
+_ROW_LIMIT = 3 * PIXEL_LIMIT
 
 
 class Npz:
@@ -92,6 +94,12 @@ class _Column:
         self.count: int = shape[0]
         self.item: tuple[int, ...] = shape[1:]
         self._row_bytes = math.prod(self.item) * self._dtype.itemsize
+        if self._row_bytes > _ROW_LIMIT:
+            raise BadInput(
+                f"a row of the array {name!r} claims more than {_ROW_LIMIT:,} bytes",
+                advice="Scale the images down first.",
+                detail=f"shape {shape}",
+            )
         if info.file_size - start != self.count * self._row_bytes:
             raise BadInput(
                 f"the array {name!r} is not as long as its header says", advice=_ADVICE, detail=f"shape {shape}"

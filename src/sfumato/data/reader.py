@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-
-from PIL import Image
 
 from sfumato.data import store
 from sfumato.data.arrow import arrow, is_arrow
@@ -49,9 +49,7 @@ def read_kept(
 ) -> tuple[store.Kept, tuple[str, ...]]:
     """The decoded rows and the label set. Raises BadInput alone; its text names no file unless ``internal``."""
     try:
-        with warnings.catch_warnings():
-            # Our own limit on pixels is checked before anything is decoded.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        with _silence():
             return _read(Path(path), reading, store.cache_folder(cache), 0 if cache is not None else memory_limit)
     except BadInput as error:
         problem = error.shown(internal=internal)
@@ -59,6 +57,22 @@ def read_kept(
         problem = from_system(error).shown(internal=internal)
     # Outside the handlers, so that the error carries no context with names in it.
     raise problem
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Decoders warn and log about what they find in single files: that is private, and has its rule here."""
+    decoders = logging.getLogger("PIL")
+    passed_on, mute = decoders.propagate, logging.NullHandler()
+    decoders.propagate = False
+    decoders.addHandler(mute)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        decoders.propagate = passed_on
+        decoders.removeHandler(mute)
 
 
 def recognise(path: Path) -> Format:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import mmap
 import os
 import re
 import shutil
 import struct
 import tempfile
+import weakref
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +22,6 @@ MEMORY_LIMIT = 64 << 20
 _ENTRY = re.compile(r"^pixels-[0-9a-f]{32}$|^partial-")
 _FACTS = "facts.json"
 _KINDS: dict[str, Any] = {"pixels": np.uint8, "labels": np.int64, "persons": np.int64}
-_ROWS_AT_ONCE = 256
 
 
 def cache_folder(cache: str | Path | None = None) -> Path:
@@ -43,30 +42,32 @@ def clear_cache(cache: str | Path | None = None) -> int:
 
 
 class MappedRows(np.memmap):
-    """A read-only memory map of rows; rows that were gathered do not stay in this process's memory.
+    """A read-only memory map of rows that gathers rows by reading them from the file.
 
-    The system maps whole pages around every row that is touched and would keep them: after enough random batches
-    the process would seem to hold the whole file.
+    To touch a row through the map costs a page fault, and the system maps up to a megabyte around it and keeps it:
+    after enough random batches the process would seem to hold the whole file.
     """
 
+    _handle: int | None = None
+
     def __getitem__(self, index: Any) -> Any:
-        if not isinstance(index, (np.ndarray, list)):
+        handle = self._handle
+        if handle is None or not isinstance(index, (np.ndarray, list)) or np.ndim(index) != 1:
             return super().__getitem__(index)
         rows = np.asarray(index)
-        if rows.ndim != 1:
-            return super().__getitem__(index)
-        rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        if rows.dtype == np.bool_ and len(rows) == len(self):
+            rows = np.flatnonzero(rows)
+        if len(rows) and not np.issubdtype(rows.dtype, np.integer):
+            raise IndexError("rows are chosen by whole numbers or by a mask with one entry for each row")
+        rows = np.where(rows < 0, rows + len(self), rows)
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
+            raise IndexError("a row number lies outside the collection")
         gathered = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            part = slice(start, start + _ROWS_AT_ONCE)
-            gathered[part] = super().__getitem__(rows[part].astype(np.intp))
-            self._let_go()
+        target, width = gathered.reshape(-1).view(np.uint8).data, self.strides[0]
+        for place, row in enumerate(rows.tolist()):
+            if os.preadv(handle, [target[place * width : (place + 1) * width]], row * width) != width:
+                raise OSError("the file of decoded pixels has become shorter")
         return gathered
-
-    def _let_go(self) -> None:
-        mapped = getattr(self, "_mmap", None)
-        if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
-            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 class Kept:
@@ -97,7 +98,11 @@ def _map(file: Path, shape: list[int]) -> np.ndarray:
     name = file.name
     if file.stat().st_size != int(np.prod(shape)) * np.dtype(_KINDS[name]).itemsize:
         raise ValueError("the file is not as long as its shape says")
-    return MappedRows(file, dtype=_KINDS[name], mode="r", shape=tuple(shape))
+    rows = MappedRows(file, dtype=_KINDS[name], mode="r", shape=tuple(shape))
+    # Held open with the map: the rows stay readable when the cache is cleared meanwhile. Views do not inherit it.
+    rows._handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    weakref.finalize(rows, os.close, rows._handle)
+    return rows
 
 
 class Writer:
@@ -158,13 +163,17 @@ class Writer:
         handle = os.open(self._partial / _FACTS, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(handle, "w") as file:
             json.dump({**facts, "shapes": shapes}, file)
+        if (kept := find(self._folder, key)) is not None:
+            # Another process was faster.
+            shutil.rmtree(self._partial)
+            self._partial = None
+            return kept
         entry = self._folder / f"pixels-{key}"
         if entry.exists():
             shutil.rmtree(entry)
         self._partial.rename(entry)
         self._partial = None
-        kept = find(self._folder, key)
-        if kept is None:
+        if (kept := find(self._folder, key)) is None:
             raise OSError("the decoded pixels could not be found again where they were written")
         return kept
 

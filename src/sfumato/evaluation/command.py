@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 def evaluate_command(
     synthetic: Annotated[
         list[Path],
-        typer.Argument(help="Synthetic images: folder, npz or parquet. Several: independent trainings of a generator."),
+        typer.Argument(help="What 'sample' wrote, or any images. Several: independent trainings of one generator."),
     ],
+    *,
     real: Annotated[Path, typer.Option(help="The real data; its training split, and its test split if it has one.")],
     real_test: Annotated[Path | None, typer.Option(help="The real test images, if they lie elsewhere.")] = None,
     protocol: Annotated[str, typer.Option(help="sinkhorn, dppm, dpdm or bench.")] = "sinkhorn",
@@ -44,13 +45,14 @@ def evaluate_command(
     neighbours: Annotated[
         Path | None, typer.Option(help="Write a PNG of synthetic images above their nearest PRIVATE ones. Internal.")
     ] = None,
-    card: Annotated[
-        Path | None, typer.Option(help="The release's card.json: its ε, δ and unit go with the numbers.")
+    card: Annotated[Path | None, typer.Option(help="The release's card.json, if it is not beside the images.")] = None,
+    size: Annotated[int | None, typer.Option(help="Resize to a square of this many pixels.")] = None,
+    colour: Annotated[str | None, typer.Option(help="grey or rgb; by default as the files are.")] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="The real data's label set: a number, or names with commas between.")
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Resize real and synthetic images to this height and width.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Number of classes [default: the labels that occur].")] = None,
-    label_column: Annotated[str | None, typer.Option(help="Label column of a parquet file.")] = None,
-    image_column: Annotated[str | None, typer.Option(help="Image column of a parquet file.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="parquet: the label's column.")] = None,
+    image_column: Annotated[str | None, typer.Option(help="parquet: the image's column.")] = None,
 ) -> None:
     """Judge synthetic images by a published protocol, beside baselines measured in the same run. NOT PRIVATE."""
     import torch
@@ -61,32 +63,40 @@ def evaluate_command(
     from sfumato.evaluation.memorisation import nearest_neighbours, write_view
     from sfumato.evaluation.run import MEMORISATION_IMAGES, evaluate
 
-    console = Console()
+    console, errors = Console(), Console(stderr=True)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    shared: dict[str, Any] = {"size": size, "classes": classes, "infer_classes": classes is None}
-    columns: dict[str, Any] = {"label_column": label_column, "image_column": image_column}
+    frame: dict[str, Any] = {"size": size, "colour": colour}
+    labels: dict[str, Any] = {
+        "classes": _label_set(classes),
+        "infer_classes": classes is None,
+        "label_column": label_column,
+        "image_column": image_column,
+    }
     try:
-        train = read(real, split="train", **shared, **columns)
-        test = read(real_test or real, split="train" if real_test else "test", **shared, **columns)
-        sets = [read(path, internal=True, **shared) for path in synthetic]
-        with _bars(console) as progress:
+        train = read(real, split="train", **frame, **labels)
+        test = read(real_test or real, split="train" if real_test else "test", **frame, **labels)
+        # Synthetic images are public: errors may name their files, and their labels may be looked up.
+        sets = [read(_images(path), internal=True, infer_classes=True, **frame) for path in synthetic]
+        guarantee = _guarantee(card or synthetic[0] / "card.json")
+        with _bars(errors) as progress:
             result = evaluate(
                 sets,
                 train,
                 test,
                 protocol=protocol,
+                data=real.resolve().name,
                 seeds=range(seeds),
                 device=device,
                 feature_images=feature_images,
                 cache=None if no_cache else cache or default_folder(),
                 with_inception=not no_inception,
                 inception_head=inception_head,
-                guarantee=None if card is None else _guarantee(card),
+                guarantee=guarantee,
                 progress=progress,
             )
     except (ValueError, ModuleNotFoundError, OSError) as error:
-        console.print(f"evaluate: {error}", style="red", markup=False, highlight=False)
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from error
     if json_file is not None:
         _write(json_file, json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
@@ -154,8 +164,26 @@ def _cell(entry: dict[str, Any]) -> str:
     return text if entry["std"] is None else f"{text} ± {scale * entry['std']:.{digits}f}"
 
 
-def _guarantee(card: Path) -> dict[str, Any]:
-    content = json.loads(card.read_text())
+def _label_set(classes: str | None) -> list[str] | int | None:
+    if classes is None:
+        return None
+    return int(classes) if classes.isdigit() else [name.strip() for name in classes.split(",")]
+
+
+def _images(path: Path) -> Path:
+    """An exported folder holds its images beside their card; anything else is read as it is."""
+    if (path / "card.json").is_file():
+        for name in ("images", "images.npz", "images.parquet"):
+            if (path / name).exists():
+                return path / name
+    return path
+
+
+def _guarantee(card: Path) -> dict[str, Any] | None:
+    """What the card says about privacy; ``None`` where there is no card."""
+    if not card.is_file():
+        return None
+    content = json.loads(card.read_text(encoding="utf-8"))
     return {key: content.get(key) for key in ("guarantee", "epsilon", "delta", "unit")}
 
 

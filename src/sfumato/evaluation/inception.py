@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import io
+import warnings
 from pathlib import Path
 
 import torch
@@ -72,7 +73,11 @@ def checked_bytes(path: Path) -> bytes:
 
 def inception() -> FeatureNetwork:
     """The checked network, ready for ``extract``."""
-    script = torch.jit.load(io.BytesIO(checked_bytes(weights_path())), map_location="cpu").eval()
+    content = checked_bytes(weights_path())
+    with warnings.catch_warnings():
+        # torch advises torch.export for new models; this one exists as TorchScript only.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        script = torch.jit.load(io.BytesIO(content), map_location="cpu").eval()
     for parameter in script.parameters():
         parameter.requires_grad_(False)
     return FeatureNetwork(

@@ -30,6 +30,7 @@ class Context:
     """What all measurements of one run share."""
 
     protocol: str
+    data: str
     guarantee: Mapping[str, Any] | None
 
 
@@ -72,6 +73,7 @@ def measurement(
         "per_class": None if per_class is None else [dict(entry) for entry in per_class],
         "worst_class": dict(min(present, key=lambda entry: entry["mean"])) if present else None,
         "protocol": context.protocol,
+        "data": context.data,
         "candidate": candidate.as_json(),
         "reference": reference.as_json(),
         "features": None if features is None else features.identity(),

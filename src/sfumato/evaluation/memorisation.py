@@ -51,9 +51,8 @@ def nearest_neighbours(
     if not synthetic.shape[1:] == real_train.shape[1:] == real_test.shape[1:]:
         raise ValueError("synthetic and real images must have the same channels, height and width")
     device = torch.device(device)
-    train = _flat(real_train, device)
-    nearest, distance = _search(_flat(synthetic, device), train)
-    _, test_distance = _search(_flat(real_test, device), train)
+    nearest, distance = _search(_flat(synthetic, device), real_train)
+    _, test_distance = _search(_flat(real_test, device), real_train)
     return Neighbours(nearest, distance, test_distance)
 
 
@@ -61,17 +60,20 @@ def _flat(pixels: np.ndarray, device: torch.device) -> Tensor:
     return torch.tensor(np.asarray(pixels).reshape(len(pixels), -1), device=device).float()
 
 
-def _search(images: Tensor, train: Tensor, chunk: int = 256) -> tuple[np.ndarray, np.ndarray]:
-    lengths = train.square().sum(dim=1)
-    found = []
-    for part in images.split(chunk):
-        found.append((lengths - 2 * part @ train.T).argmin(dim=1))
-    rows = torch.cat(found)
-    # Taken from the difference itself, so that a copy has distance zero and not a rounding.
-    squares = torch.cat(
-        [(a - train[b]).square().mean(dim=1) for a, b in zip(images.split(1024), rows.split(1024), strict=True)]
-    )
-    return rows.cpu().numpy(), (squares.sqrt() / 255.0).cpu().numpy()
+def _search(images: Tensor, train: np.ndarray, chunk: int = 4096) -> tuple[np.ndarray, np.ndarray]:
+    """The training images pass by in chunks, so that a memory map larger than the memory will do."""
+    best = torch.full((len(images),), torch.inf, device=images.device)
+    rows = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+    exact = torch.zeros_like(best)
+    for start in range(0, len(train), chunk):
+        part = _flat(train[start : start + chunk], images.device)
+        # |x − t|² less the |x|² that all candidates share.
+        nearest, places = (part.square().sum(dim=1) - 2 * images @ part.T).min(dim=1)
+        better = nearest < best
+        # Taken from the difference itself, so that a copy has distance zero and not a rounding.
+        difference = (images[better] - part[places[better]]).square().mean(dim=1)
+        best[better], rows[better], exact[better] = nearest[better], places[better] + start, difference
+    return rows.cpu().numpy(), (exact.sqrt() / 255.0).cpu().numpy()
 
 
 def write_view(

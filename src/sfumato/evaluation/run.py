@@ -54,6 +54,7 @@ def evaluate(
     real_test: Images,
     *,
     protocol: str | Protocol = "sinkhorn",
+    data: str = "not named",
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     device: str | torch.device = "cpu",
     feature_images: int | None = None,
@@ -69,7 +70,8 @@ def evaluate(
     generator and get one classifier each, as the ``sinkhorn`` papers do it. ``feature_images`` bounds the images of
     each set that go through the feature network: by default all on a GPU and 1,000 on a CPU; the count is in every
     result. ``with_inception=False`` does without FID and KID. ``cache`` is a folder for the statistics of real images
-    and noise. ``guarantee`` is what the release's card says (ε, δ, unit) and is repeated with every number.
+    and noise. ``data``, a name for the real collection, and ``guarantee``, what the release's card says (ε, δ, unit),
+    are repeated with every number.
     """
     chosen = protocol_named(protocol) if isinstance(protocol, str) else protocol
     device = torch.device(device)
@@ -84,7 +86,7 @@ def evaluate(
     if len({len(part) for part in sets}) > 1:
         raise ValueError(f"several synthetic sets must be equally large, not {[len(part) for part in sets]} images")
     rows = _rows(chosen, sets, train, test, len(classes), bound)
-    run = _Run(chosen, classes, seeds, device, cache, Context(chosen.name, guarantee), progress)
+    run = _Run(chosen, classes, seeds, device, cache, Context(chosen.name, data, guarantee), progress)
 
     measured: list[dict[str, Any]] = []
     left_out: list[dict[str, str]] = []
@@ -110,6 +112,7 @@ def evaluate(
     return {
         "notice": NOTICE,
         "protocol": _describe(chosen),
+        "data": data,
         "classes": list(classes),
         "shape": list(shape),
         "counts": {
