@@ -161,3 +161,14 @@ def test_the_coarsest_arithmetic_in_use_sets_the_margin() -> None:
     assert arithmetic([torch.float64, torch.float32], cpu) is SINGLE
     assert arithmetic([torch.float32, torch.bfloat16], cpu) is BRAIN
     assert (SINGLE.margin, TENSOR_FLOAT.margin, BRAIN.margin) == (1e-6, 2.0**-9, 2.0**-7)
+
+
+def test_the_first_units_need_not_be_the_ones_with_a_gradient() -> None:
+    """Nothing vouches for the books when the units compared with the loop have no finite gradient."""
+    torch.manual_seed(0)
+    model, batch = Classifier(), make_batch(9, dtype=torch.float32)
+    images = batch.images.clone()
+    images[:4] = float("nan")
+    sums = clipped_sum(model, squared_error, replace(batch, images=images), 0.3)
+    expected = loop.clipped_sum(model, squared_error, batch.take(4, 9), 0.3)
+    assert apart(sums, expected) < 1e-5

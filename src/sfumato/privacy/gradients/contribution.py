@@ -33,19 +33,19 @@ def gather(norms: list[Norms]) -> tuple[Tensor, Tensor]:
     """Squared norm and squared spread of several parameters together, in few operations on the device."""
     pairs = [n for n in norms if n.second is not None]
     singles = [n for n in norms if n.second is None and n.spread is None]
-    spreads = [n for n in norms if n.spread is not None]
-    squared, spread_squared = [], []
+    spread_out = [n for n in norms if n.spread is not None]
+    squared = []
     if pairs:
         first = torch.stack([n.first for n in pairs]).double() + FLOOR
         second = torch.stack([n.second for n in pairs if n.second is not None]).double() + FLOOR
         squared.append((first * second).square().sum(0))
     if singles:
         squared.append((torch.stack([n.first for n in singles]).double() + FLOOR).square().sum(0))
-    if spreads:
-        squared.append(torch.stack([n.norm for n in spreads]).square().sum(0))
-        spread_squared.append(torch.stack([n.spread for n in spreads if n.spread is not None]).square().sum(0))
-    rest = squared[:-1] if spreads else squared
-    return torch.stack(squared).sum(0), torch.stack([*rest, *spread_squared]).sum(0)
+    spread = list(squared)
+    if spread_out:
+        squared.append((torch.stack([n.first for n in spread_out]).double() + FLOOR).square().sum(0))
+        spread.append(torch.stack([n.spread for n in spread_out if n.spread is not None]).square().sum(0))
+    return sum(squared[1:], squared[0]), sum(spread[1:], spread[0])
 
 
 class Length:

@@ -94,9 +94,7 @@ class _Engine:
             self.known.tied = len(names) > len(list(model.parameters()))
         self.tied = self.known.tied
         self.chunk = chunk
-        self.bounds = torch.tensor(
-            [bound for bound, _ in groups.values()], dtype=torch.float64, device=batch.weights.device
-        )[:, None]
+        self.bounds = [bound for bound, _ in groups.values()]
         self.largest = min(torch.finfo(p.dtype).max for p in self.trainable.values())
 
     def size(self, batch: Batch) -> int:
@@ -107,63 +105,81 @@ class _Engine:
             self._learn(batch)
         device = batch.images.device
         if self.known.unseen is not None:
-            numel = sum(p.numel() for p in self.trainable.values())
-            return max(1, min(FUNCTIONAL_CHUNK, int(_free(device) / (numel * 16.0))))
+            return self._functional_size(device)
         if self.known.chunk is None and self.known.bytes_per_unit > 0.0:
             # Inputs and output gradients of every layer are held, other saved tensors and temporaries come on top.
             self.known.chunk = max(1, int(_free(device) / (4.0 * self.known.bytes_per_unit)))
         return self.known.chunk or batch.units
 
+    def _functional_size(self, device: torch.device) -> int:
+        numel = sum(p.numel() for p in self.trainable.values())
+        return max(1, min(FUNCTIONAL_CHUNK, int(_free(device) / (numel * 16.0))))
+
     def add(self, batch: Batch, total: dict[str, Tensor], *, exact: bool = False, again: bool = False) -> None:
         """Add the clipped gradients of these units."""
         if batch.units == 0:
             return
-        done = self._pass(batch, exact=exact)
+        done = self._counted(batch, exact=exact)
+        if done is not None:
+            self._finish(done, batch, total, exact=exact, again=again)
+            return
+        size = self._functional_size(batch.images.device)
+        for start in range(0, batch.units, size):
+            part = batch.take(start, min(batch.units, start + size))
+            self._finish(self._functional(part), part, total, exact=True, again=again)
+
+    def _finish(self, done: Pass, batch: Batch, total: dict[str, Tensor], *, exact: bool, again: bool) -> None:
         norms = done.squared.sqrt()
         # NaN compares false; a norm beyond the parameters' own range means a gradient that overflowed.
         finite = (norms <= self.largest).all(0)
-        if not bool(finite.all()):
-            if again:
-                raise Refused("a unit's gradient is finite alone and not among others: rows are mixed by the model")
-            del done
-            if not exact:
-                # It may be float32 that cannot hold the squares.
-                self.add(batch, total, exact=True)
-            else:
-                # Without these units nothing that is not finite meets a weighted sum.
-                self.add(batch.select(finite.nonzero()[:, 0]), total, exact=True, again=True)
-            return
         safe = done.arithmetic.safe(norms, done.spread)
-        done.add_weighted((self.bounds / safe).clamp(max=1.0), total)
+        factor = torch.stack([bound / row for bound, row in zip(self.bounds, safe, strict=True)]).clamp(max=1.0)
+        sums: dict[str, Tensor] = {}
+        done.add_weighted(factor, sums)
+        # Asked last, because the answer waits for the device; what is not sound has been added to nothing yet.
+        whole = finite.all() if done.sound is None else finite.all() & done.sound
+        if bool(whole):
+            for name, values in sums.items():
+                total[name] = total[name] + values if name in total else values
+            return
+        padded_badly = done.sound is not None and not bool(done.sound)
+        del done, sums
+        if padded_badly:
+            self.stacked = False
+            self.add(batch, total, exact=exact, again=again)
+        elif again:
+            raise Refused("a unit's gradient is finite alone and not among others: rows are mixed by the model")
+        elif not exact:
+            # It may be float32 that cannot hold the squares.
+            self.add(batch, total, exact=True)
+        else:
+            # Without these units nothing that is not finite meets a weighted sum.
+            self.add(batch.select(finite.nonzero()[:, 0]), total, exact=True, again=True)
 
-    def _pass(self, batch: Batch, *, exact: bool) -> Pass:
-        if self.known.unseen is None:
-            try:
-                books = self._books(batch, exact=exact)
-                if not books.signatures <= self.known.signatures:
-                    if batch.units <= FEW:
-                        return Loop(self.model, self.loss, batch, self.groups)
-                    self._learn(batch)
-                if self.known.unseen is None and books.signatures <= self.known.signatures:
-                    return books
-                if self.known.unseen is None:
-                    # The few units took other branches than the many; nothing vouches for these shapes.
-                    self.known.unseen = "the layers' shapes depend on which units are in the batch"
-            except Unseen as reason:
-                self.known.unseen = str(reason)
-        return self._functional(batch)
+    def _counted(self, batch: Batch, *, exact: bool) -> Pass | None:
+        """The books of these units, or a loop over very few; None when only torch.func will do."""
+        if self.known.unseen is not None:
+            return None
+        try:
+            books = self._books(batch, exact=exact)
+            if not books.signatures <= self.known.signatures:
+                if batch.units <= FEW:
+                    return Loop(self.model, self.loss, batch, self.groups)
+                self._learn(batch)
+        except Unseen as reason:
+            self.known.unseen = str(reason)
+            return None
+        # Where the few units took other branches than the many, or had no gradient to compare, nothing vouches.
+        vouched = self.known.unseen is None and books.signatures <= self.known.signatures
+        return books if vouched else None
 
     def _books(self, batch: Batch, *, exact: bool = False) -> Books:
-        books = self._run(batch, stacked=self.stacked, exact=exact)
-        return books if books.padded_well else self._run(batch, stacked=False, exact=exact)
-
-    def _run(self, batch: Batch, *, stacked: bool, exact: bool) -> Books:
         return Books(
             self.model,
             self.loss,
             batch,
             self.groups,
-            stacked=stacked,
+            stacked=self.stacked,
             exact=exact,
             tied=self.tied,
             trainable=self.trainable,
@@ -204,11 +220,11 @@ class _Engine:
         except Unseen as reason:
             self.known.unseen = str(reason)
             return
-        if _agree(books, loop, self.model, few):
-            self.known.signatures |= books.signatures
-            self.known.bytes_per_unit = max(self.known.bytes_per_unit, books.bytes / few.units, 1.0)
-        else:
+        self.known.bytes_per_unit = max(self.known.bytes_per_unit, books.bytes / few.units, 1.0)
+        if not _agree(books, loop, self.model, few):
             self.known.unseen = "the books disagree with the loop on a few records"
+        elif bool((torch.isfinite(loop.squared) & (loop.squared > 0)).any()):
+            self.known.signatures |= books.signatures
 
     def _few(self, batch: Batch) -> Batch:
         """The first units; for class models the first of each of the first few classes."""

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn import functional
 
 from sfumato.privacy.gradients import layers as _layers  # noqa: F401  (enters the layer rules)
 from sfumato.privacy.gradients.batch import Batch, Loss
@@ -27,6 +28,8 @@ class Pass(ABC):
     squared: Tensor
     spread: Tensor
     arithmetic: Arithmetic
+    sound: Tensor | None = None
+    """Whether what was padded came out finite; None where nothing was."""
 
     @abstractmethod
     def add_weighted(self, factor: Tensor, total: dict[str, Tensor]) -> None:
@@ -98,12 +101,11 @@ class Books(Pass):
         """``tied``: some weights may have two names. ``trainable``: the model's, if they are at hand."""
         trainable = _trainable(model) if trainable is None else trainable
         self._group = _index(groups)
-        shape = (len(groups), batch.units + 1)
-        self.squared = torch.zeros(shape, dtype=torch.float64, device=batch.weights.device)
-        spread_squared = torch.zeros_like(self.squared)
+        # A place for each unit, and one more for padding.
+        zeros = torch.zeros(batch.units + 1, dtype=torch.float64, device=batch.weights.device)
+        squares, spreads = [zeros] * len(groups), [zeros] * len(groups)
         self._parts: list[tuple[Part, dict[str, Contribution]]] = []
         self.signatures: set[tuple[object, ...]] = set()
-        self.padded_well = True
         dtypes: set[torch.dtype] = set()
         for part in parts(model, batch, stacked=stacked):
             record = _record(part, loss, trainable=trainable, tied=tied)
@@ -121,12 +123,16 @@ class Books(Pass):
                     dtypes.update(use.dtypes)
                 for group, norms in gathered.items():
                     squared, spread = gather(norms)
-                    self.squared[group].index_add_(0, part.units, squared)
-                    spread_squared[group].index_add_(0, part.units, spread)
+                    if part.units is None:
+                        squares[group], spreads[group] = (functional.pad(v, (0, 1)) for v in (squared, spread))
+                    else:
+                        squares[group] = squares[group].index_add(0, part.units, squared)
+                        spreads[group] = spreads[group].index_add(0, part.units, spread)
+        self.squared, self.spread = torch.stack(squares), torch.stack(spreads).sqrt()
         if stacked:
             # Padding must add nothing; were it not finite, it would still poison the weighted sums.
-            self.padded_well = bool(torch.isfinite(self.squared[:, -1]).all())
-        self.squared, self.spread = self.squared[:, :-1], spread_squared[:, :-1].sqrt()
+            self.sound = torch.isfinite(self.squared[:, -1]).all()
+        self.squared, self.spread = self.squared[:, :-1], self.spread[:, :-1]
         self.arithmetic = arithmetic(dtypes, batch.images.device)
 
     @property
@@ -134,11 +140,10 @@ class Books(Pass):
         return sum(use.bytes for _, uses in self._parts for use in uses.values())
 
     def add_weighted(self, factor: Tensor, total: dict[str, Tensor]) -> None:
-        padded = torch.cat([factor, factor.new_zeros(len(factor), 1)], dim=1)
         names, sums = [], []
         with torch.autocast(factor.device.type, enabled=False), torch.no_grad():
             for part, uses in self._parts:
-                factors = padded[:, part.units]
+                factors = factor if part.units is None else functional.pad(factor, (0, 1))[:, part.units]
                 rounded = {dtype: factors.to(dtype) for dtype in {working(use.dtypes[0]) for use in uses.values()}}
                 for name, use in uses.items():
                     group = self._group[part.prefixes[0] + name]
@@ -200,14 +205,18 @@ class Functional(Pass):
             self._parts.append((part, gradients))
             for name, gradient in gradients.items():
                 group = self._group[part.prefixes[0] + name]
-                self.squared[group].index_add_(0, part.units, lengths(gradient.flatten(1), exact=True).square())
+                squared = lengths(gradient.flatten(1), exact=True).square()
+                if part.units is None:
+                    self.squared[group] += squared
+                else:
+                    self.squared[group].index_add_(0, part.units, squared)
         self.spread = self.squared.sqrt()
         # The vectors are there, and are scaled and added in float64: no operand is rounded after the norm is known.
         self.arithmetic = DOUBLE
 
     def add_weighted(self, factor: Tensor, total: dict[str, Tensor]) -> None:
         for part, gradients in self._parts:
-            factors = factor[:, part.units]
+            factors = factor if part.units is None else factor[:, part.units]
             for name, gradient in gradients.items():
                 full = part.prefixes[0] + name
                 _add(total, full, factors[self._group[full]] @ gradient.double().flatten(1))

@@ -63,19 +63,20 @@ class PerClass(nn.Module):
 class Part:
     """Rows that meet one model, or equally many rows for each of several stacked ones.
 
-    ``units[i]`` is the place of the part's i-th unit in the whole batch; one past the end for padding.
+    ``units[i]`` is the place of the part's i-th unit in the whole batch, one past the end for padding; None: the
+    part is the batch.
     """
 
     models: tuple[nn.Module, ...]
     prefixes: tuple[str, ...]
     batch: Batch
-    units: Tensor
+    units: Tensor | None
 
 
 def parts(model: nn.Module, batch: Batch, *, stacked: bool) -> list[Part]:
     """The batch as the models see it."""
     if not isinstance(model, PerClass):
-        return [Part((model,), ("",), batch, torch.arange(batch.units, device=batch.weights.device))]
+        return [Part((model,), ("",), batch, None)]
     # One trip from the device for all classes.
     labels, counted = batch.labels.cpu().view(batch.weights.shape), batch.weights.cpu() > 0
     places = [_places((labels == label) & counted) for label in range(len(model))]

@@ -85,7 +85,10 @@ class Product(Contribution):
 
     def _spread(self, a: Tensor, b: Tensor) -> Tensor:
         norms = [torch.linalg.vector_norm(operand, dim=1, dtype=working(operand.dtype)) for operand in (a, b)]
-        return (norms[0].double() * norms[1]).sum(1).view(-1, self.groups).sum(1)
+        return self._ungroup((norms[0].double() * norms[1]).sum(1))
+
+    def _ungroup(self, values: Tensor) -> Tensor:
+        return values if self.groups == 1 else values.view(-1, self.groups).sum(1)
 
     def _measure(self, formula: str) -> Norms:
         if formula in ("keep", "grouped"):
@@ -94,16 +97,17 @@ class Product(Contribution):
             return Norms(lengths(self._kept, exact=self.exact))
         pairs = [self._gram(start, stop) if formula == "gram" else self._drop(start, stop)
                  for start, stop in self._parts(formula)]  # fmt: skip
+        if len(pairs) == 1:
+            return Norms(pairs[0][0], None, pairs[0][1])
         return Norms(torch.cat([norm for norm, _ in pairs]), None, torch.cat([spread for _, spread in pairs]))
 
     def _gram(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         a, b = (operand.double() for operand in self.operands(start, stop))
         left, right = torch.bmm(a.transpose(1, 2), a), torch.bmm(b.transpose(1, 2), b)
-        diagonal = (left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)).clamp(min=0.0).sqrt().sum(1)
+        diagonal = (left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)).sqrt().sum(1)
         squared = (left.flatten(1) * right.flatten(1)).sum(1)
-        shape = (stop - start, self.groups)
         # Rounding may leave a vanishing norm a hair below zero; NaN must stay NaN, so no clamp to a number.
-        return squared.view(shape).sum(1).abs().sqrt(), diagonal.view(shape).sum(1)
+        return self._ungroup(squared).abs().sqrt(), self._ungroup(diagonal)
 
     def _drop(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         a, b = (operand.to(working(operand.dtype)) for operand in self.operands(start, stop))
@@ -136,7 +140,7 @@ class Product(Contribution):
         costs = {"gram": 2.0 * self.groups * self.positions**2 * (self.inner + self.outer) + one, "drop": 2.0 * one}
         # Held until the weighted sum: on a GPU memory is dearer than a second product.
         held = self.groups * self.inner * self.outer * self.units * 4
-        if held <= max((1 if self.device.type == "cuda" else 4) * self.bytes, 1 << 20):
+        if held <= max((1.5 if self.device.type == "cuda" else 4.0) * self.bytes, 1 << 20):
             costs["keep"] = one
             if self.convolves:
                 # The same multiplications; how well they run is the library's secret, so only a measurement picks it.

@@ -118,7 +118,10 @@ class ConvolutionWeight(Product):
 
     def product(self, factor: Tensor) -> Tensor:
         dtype = working(self.x.dtype)
-        factor = factor.to(dtype).repeat_interleave(self.rows_per_unit)[:, None, None, None]
+        factor = factor.to(dtype)
+        if self.rows_per_unit > 1:
+            factor = factor.repeat_interleave(self.rows_per_unit)
+        factor = factor[:, None, None, None]
         # The gradient or the input may carry the factor; the one with fewer elements is cheaper to scale.
         x, gradient = self.x.to(dtype), self.gradient.to(dtype)
         if x.numel() < gradient.numel():
