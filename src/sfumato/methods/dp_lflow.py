@@ -71,8 +71,8 @@ class DPLFlow(Method):
     clip_flow: float = 0.1
     learning_rate_autoencoder: float = 0.01
     learning_rate_flow: float = 0.005
-    final_learning_rate: float = 0.1
-    averaging: float = 0.95
+    final_learning_rate: float = 0.3
+    averaging: float = 0.9
     count_noise: float = 50.0
     claimed_epsilon: float = 10.0
     temperature: float = 1.0
