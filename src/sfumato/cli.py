@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import tomllib
 from pathlib import Path
@@ -15,6 +16,7 @@ from sfumato.console import console, errors
 from sfumato.evaluation.command import evaluate_command
 
 if TYPE_CHECKING:
+    from sfumato.data.images import Options
     from sfumato.methods import Method
     from sfumato.privacy import AnyBudget, Plan
 
@@ -42,6 +44,9 @@ Colour = Annotated[str | None, typer.Option(help="grey or rgb; by default as the
 Classes = Annotated[str | None, typer.Option(help="The label set: a number, or names with commas between.")]
 LabelColumn = Annotated[str | None, typer.Option(help="parquet: the label's column.")]
 PersonColumn = Annotated[str | None, typer.Option(help="parquet: the person's column.")]
+Split = Annotated[str, typer.Option(help="idx and saved data sets: which part.")]
+NoLabels = Annotated[bool, typer.Option("--no-labels", help="Read without labels, as one class.")]
+MissingLabels = Annotated[str, typer.Option(help="'refuse' records whose label is empty, or 'leave out' them.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Set bad records aside.")]
 Seed = Annotated[int | None, typer.Option(help="Repeatable, for tests only: the card then says ε = ∞.")]
 
@@ -122,10 +127,11 @@ def train(
     size: Size = None,
     colour: Colour = None,
     classes: Classes = None,
-    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Read without labels.")] = False,
+    no_labels: NoLabels = False,
+    missing_labels: MissingLabels = "refuse",
     label_column: LabelColumn = None,
     person_column: PersonColumn = None,
-    split: Annotated[str, typer.Option(help="idx and saved data sets: which part.")] = "train",
+    split: Split = "train",
     skip_bad: SkipBad = False,
     internal: Annotated[bool, typer.Option("--internal", help="Errors may name private files.")] = False,
     declared_size: Annotated[int | None, typer.Option(help="About how many units there are, made public.")] = None,
@@ -142,31 +148,20 @@ def train(
         "size": size,
         "colour": colour,
         "classes": classes,
-        "unlabelled": unlabelled,
+        "no_labels": no_labels,
+        "missing_labels": missing_labels,
         "label_column": label_column,
         "person_column": person_column,
         "split": split,
         "skip_bad": skip_bad,
-        "declared_size": declared_size,
     }
-    command = _command(chosen, budget, {key: value for key, value in reading.items() if value not in (None, False)})
     run = Run(out, ledger=ledger)
     facts = {"method": method, "parameters": chosen.parameters(), "budget": budget.to_json(), "reading": reading}
     run.begin(facts, resume=resume)
     _show_plan(chosen, planned, to=errors)
-    private = PrivateImages.read(
-        data,
-        size=size,
-        colour=colour,  # type: ignore[arg-type]
-        classes=_classes(classes),
-        labelled=not unlabelled,
-        label_column=label_column,
-        person_column=person_column,
-        split=split,
-        skip_bad=skip_bad,
-        internal=internal,
-        declared_size=declared_size,
-    )
+    options = _options(size, colour, classes, no_labels, missing_labels, label_column, person_column, split, skip_bad)
+    options["internal"] = internal
+    private = PrivateImages.read(data, declared_size=declared_size, **options)
     try:
         with ProgressBar() as progress:
             release = chosen.fit(
@@ -177,7 +172,7 @@ def train(
                 max_images_per_unit=max_images_per_unit,
                 checkpoint=run.checkpoint,
                 progress=progress,
-                command=command,
+                command=_command(chosen, budget, {**reading, "declared_size": declared_size}),
                 seed=seed,
             )
         run.finish(release)
@@ -287,25 +282,18 @@ def demo(
     size: Size = None,
     colour: Colour = None,
     classes: Classes = None,
+    missing_labels: MissingLabels = "refuse",
     label_column: LabelColumn = None,
     person_column: PersonColumn = None,
+    split: Split = "train",
     skip_bad: SkipBad = False,
 ) -> None:
     """The product in two minutes: a private collection in, synthetic images with a card out."""
     from sfumato.data import read
     from sfumato.demo import run_demo
 
-    own = None
-    if data is not None:
-        own = read(
-            data,
-            size=size,
-            colour=colour,  # type: ignore[arg-type]
-            classes=_classes(classes),
-            label_column=label_column,
-            person_column=person_column,
-            skip_bad=skip_bad,
-        )
+    options = _options(size, colour, classes, False, missing_labels, label_column, person_column, split, skip_bad)
+    own = None if data is None else read(data, **options)
     run_demo(out, data=own, epsilon=epsilon, delta=delta, console=console)
 
 
@@ -370,6 +358,33 @@ def _classes(text: str | None) -> int | tuple[str, ...] | None:
     return int(text) if text.isdigit() else tuple(name.strip() for name in text.split(","))
 
 
+def _options(
+    size: int | None,
+    colour: str | None,
+    classes: str | None,
+    no_labels: bool,
+    missing_labels: str,
+    label_column: str | None,
+    person_column: str | None,
+    split: str,
+    skip_bad: bool,
+) -> Options:
+    """The reading options of a command as ``read`` takes them."""
+    if missing_labels not in ("refuse", "leave out"):
+        raise ValueError(f"--missing-labels is 'refuse' or 'leave out', not {missing_labels!r}")
+    return {
+        "size": size,
+        "colour": colour,  # type: ignore[typeddict-item]
+        "classes": _classes(classes),
+        "labelled": not no_labels,
+        "unlabelled": missing_labels,  # type: ignore[typeddict-item]
+        "label_column": label_column,
+        "person_column": person_column,
+        "split": split,
+        "skip_bad": skip_bad,
+    }
+
+
 def _command(method: Method, budget: AnyBudget, reading: dict[str, Any]) -> str:
     """The command that makes such a run, for the card: where the collection lies is nobody's business."""
     words = ["sfumato train", method.name, "DATA", f"--variant {method.variant}"]
@@ -379,9 +394,11 @@ def _command(method: Method, budget: AnyBudget, reading: dict[str, Any]) -> str:
         words += [f"--epsilon {budget.epsilon:g}", f"--delta {budget.delta:g}", f"--unit {budget.unit}"]
     defaults = type(method)(variant=method.variant).parameters()
     words += [f"--set {key}={value}" for key, value in method.parameters().items() if value != defaults[key]]
+    usual = {"missing_labels": "refuse", "split": "train"}
     for key, value in reading.items():
-        name = "--" + key.replace("_", "-")
-        words.append(name if value is True else f"{name} {value}")
+        if value not in (None, False, usual.get(key)):
+            name = "--" + key.replace("_", "-")
+            words.append(name if value is True else f"{name} {shlex.quote(str(value))}")
     return " ".join([*words, "--out RUN"])
 
 

@@ -210,9 +210,9 @@ def test_private_images_tell_nothing(tmp_path: Path) -> None:
 def test_every_named_constructor_reads_its_format(tmp_path: Path) -> None:
     images, labels = pictures(channels=1)
     readings = [
-        PrivateImages.from_npz(write_npz(tmp_path / "c.npz", images, labels)),
-        PrivateImages.from_idx(write_idx(tmp_path / "i", images, labels), classes=CLASSES),
-        PrivateImages.from_parquet(write_parquet(tmp_path / "c.parquet", images, labels), person_column="person"),
+        PrivateImages.read(write_npz(tmp_path / "c.npz", images, labels)),
+        PrivateImages.read(write_idx(tmp_path / "i", images, labels), classes=CLASSES),
+        PrivateImages.read(write_parquet(tmp_path / "c.parquet", images, labels), person_column="person"),
         PrivateImages.read(write_arrow(tmp_path / "a", images, labels)),
     ]
     assert all(private.shape == (1, 8, 8) and private.classes == CLASSES for private in readings)

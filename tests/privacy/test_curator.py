@@ -82,8 +82,8 @@ def test_a_vector_longer_than_the_bound_is_clipped_and_an_odd_one_counts_as_zero
 
     def features(images: Tensor, labels: Tensor, random: Any) -> Tensor:
         rows = torch.zeros(len(images), 2)
-        rows[:, 0] = torch.where(random.rows == 3, 1e9, 0.0)
-        rows[:, 1] = torch.where(random.rows == 5, float("nan"), 0.0)
+        rows[:, 0] = torch.where(random.rows == 13, 1e9, 0.0)
+        rows[:, 1] = torch.where(random.rows == 15, float("nan"), 0.0)
         return rows
 
     door.noisy_sum("sum", features, bound=0.25)
@@ -147,6 +147,26 @@ def test_only_what_is_planned_is_answered_and_each_block_once() -> None:
     assert ledger.events() == door.plan.events
 
 
+def test_steps_begun_twice_draw_other_coins_and_other_noise() -> None:
+    """Leaving a loop and entering it again goes on; it does not ask the same batch under the same noise."""
+    tape = Listener()
+    door, ledger = curator(train(a=1.0), tape=tape)
+    for _ in range(5):
+        for step in door.steps("train"):
+            step.noisy_sum("a", lambda images, labels, random: images.flatten(1), bound=1.0)
+            break
+    assert [question.step for question, _ in tape.heard] == [0, 1, 2, 3]
+    assert ledger.events() == door.plan.events
+
+
+def test_a_method_cannot_plan_a_unit_to_move_less_than_it_does() -> None:
+    event = NoisySums("train", (Block("a", 1.0, moves=0.1),), rate=0.5, steps=2)
+    door, _ = curator(event)
+    with pytest.raises(ValueError, match="moves by 1"):
+        for step in door.steps("train"):
+            step.noisy_sum("a", lambda images, labels, random: images.flatten(1), bound=1.0)
+
+
 def test_a_plan_that_does_not_fit_is_refused_before_any_question() -> None:
     budget = Budget(1.0, 1e-5)
     ledger = Ledger(None, budget)
@@ -204,6 +224,22 @@ def test_a_loss_that_looks_at_its_neighbours_is_refused() -> None:
     assert ledger.events() == ()
 
 
+def test_features_and_memories_that_look_at_their_neighbours_are_refused() -> None:
+    door, ledger = curator(train(a=1.0))
+    state = door.private_state("memory", (16,))
+
+    def ranked(images: Tensor, labels: Tensor, random: Any, state: Tensor | None = None) -> Tensor:
+        return images.flatten(1) - images.flatten(1).mean(0)
+
+    for step in door.steps("train"):
+        with pytest.raises(ValueError, match="mixes the rows"):
+            step.noisy_sum("a", ranked, bound=1.0)
+        with pytest.raises(ValueError, match="mixes the rows"):
+            step.update(state, ranked)
+        break
+    assert ledger.events() == ()
+
+
 def test_the_private_collection_tells_nothing() -> None:
     private = collection()
     assert repr(private) == "PrivateImages(shape=(1, 4, 4), classes=3)"
@@ -230,4 +266,4 @@ def test_no_more_images_of_a_person_than_allowed() -> None:
     budget = Budget(5.0, 1e-5, unit="person")
     door, _ = curator(event, private=collection(persons=True), budget=budget, max_images_per_unit=3)
     door.noisy_sum("sum", features, bound=1.0)
-    assert sizes == [15]
+    assert sizes[-1] == 15  # five persons, three images each; before it only the probe was asked

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gradient_cases import Classifier, apart, make_batch, squared_error, vector
 from sfumato.privacy.gradients import Batch, clipped_sum, loop, product
+from sfumato.privacy.gradients.layers.linear import LinearWeight
 from sfumato.privacy.gradients.precision import BRAIN, DOUBLE, SINGLE, TENSOR_FLOAT, arithmetic
 from sfumato.privacy.randomness import Draws
 
@@ -74,6 +75,30 @@ def test_a_float32_gram_matrix_would_have_broken_it() -> None:
     gram = ((a.transpose(1, 2) @ a) * (b.transpose(1, 2) @ b)).sum().abs().sqrt()
     exact = torch.linalg.vector_norm(b.double() @ a.double().transpose(1, 2))
     assert abs(float(gram / exact) - 1) > 1e-3
+
+
+@pytest.mark.parametrize("formula", ["gram", "keep", "drop"])
+def test_each_formula_is_right_where_float32_gram_matrices_are_not(formula: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 64, 12, generator=generator) + 1e3
+    gradient = torch.randn(4, 64, 5, generator=generator)
+    gradient = gradient - gradient.mean(1, keepdim=True)
+    weight = LinearWeight(x, gradient, units=4, stack=1)
+    exact = torch.linalg.vector_norm(gradient.double().transpose(1, 2) @ x.double(), dim=(1, 2))
+    short = exact - SINGLE.safe(weight._measure(formula).norm, weight.spread())
+    assert float((short / exact).max()) <= 0
+    assert float((short / exact).abs().max()) < 1e-3
+
+
+def test_squares_lost_to_underflow_do_not_break_the_clip() -> None:
+    model, batch = nn.Linear(12, 5, bias=False), make_batch(5, shape=(12,), dtype=torch.float32)
+    batch = replace(batch, images=batch.images * 1e-25)
+
+    def steep(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return 1e30 * m(x).sum(1)
+
+    assert exact_norm(model, steep, batch, 1) > 1e4
+    assert float(torch.linalg.vector_norm(vector(clipped_sum(model, steep, alone(batch, 1), 0.1)))) <= 0.1
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -37,9 +37,16 @@ def test_manual_seed_has_no_say() -> None:
 def test_a_seed_repeats_and_labels_separate() -> None:
     first, second = Randomness(1), Randomness(1)
     assert torch.equal(first.gaussian(9, CPU, "a", 1), second.gaussian(9, CPU, "a", 1))
-    assert not torch.equal(first.gaussian(9, CPU, "a", 1), first.gaussian(9, CPU, "a", 2))
+    assert not torch.equal(second.gaussian(9, CPU, "a", 2), Randomness(1).gaussian(9, CPU, "a", 1))
     assert not torch.equal(first.gaussian(9, CPU, "ab", "c"), first.gaussian(9, CPU, "a", "bc"))
     assert not torch.equal(first.gaussian(9, CPU, "a"), Randomness(2).gaussian(9, CPU, "a"))
+
+
+def test_no_noise_is_drawn_twice() -> None:
+    randomness = Randomness()
+    randomness.gaussian(3, CPU, "a", 1)
+    with pytest.raises(RuntimeError, match="drawn before"):
+        randomness.gaussian(3, CPU, "a", 1)
 
 
 def test_the_noise_is_standard_normal_and_a_wrong_scale_would_be_seen() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import numpy as np
 
@@ -27,6 +27,27 @@ class Images:
     classes: tuple[str, ...]
     persons: np.ndarray | None = None
     set_aside: tuple[str, ...] = ()
+
+
+class Options(TypedDict, total=False):
+    """The options of ``read``, for the constructors that pass them on; a type checker knows each of them."""
+
+    size: int | tuple[int, int] | None
+    crop: Crop | int
+    colour: Colour | None
+    classes: Sequence[str] | int | None
+    labelled: bool
+    unlabelled: Literal["refuse", "leave out"]
+    image_column: str | None
+    label_column: str | None
+    person_column: str | None
+    split: str
+    format: Format | None
+    skip_bad: bool
+    internal: bool
+    pixel_limit: int
+    cache: str | Path | None
+    memory_limit: int
 
 
 def read(
@@ -90,47 +111,10 @@ class PublicImages(Images):
         return len(self.pixels)
 
     @classmethod
-    def read(
-        cls,
-        path: str | Path,
-        *,
-        size: int | tuple[int, int] | None = None,
-        crop: Crop | int = "centre",
-        colour: Colour | None = None,
-        classes: Sequence[str] | int | None = None,
-        labelled: bool = True,
-        unlabelled: Literal["refuse", "leave out"] = "refuse",
-        image_column: str | None = None,
-        label_column: str | None = None,
-        person_column: str | None = None,
-        split: str = "train",
-        format: Format | None = None,
-        skip_bad: bool = False,
-        pixel_limit: int = PIXEL_LIMIT,
-        cache: str | Path | None = None,
-        memory_limit: int = MEMORY_LIMIT,
-    ) -> PublicImages:
+    def read(cls, path: str | Path, **options: Unpack[Options]) -> PublicImages:
         """As ``read``; since nothing is private, errors name files and the label set may come from the data."""
-        found = read(
-            path,
-            size=size,
-            crop=crop,
-            colour=colour,
-            classes=classes,
-            labelled=labelled,
-            unlabelled=unlabelled,
-            image_column=image_column,
-            label_column=label_column,
-            person_column=person_column,
-            split=split,
-            format=format,
-            skip_bad=skip_bad,
-            infer_classes=True,
-            internal=True,
-            pixel_limit=pixel_limit,
-            cache=cache,
-            memory_limit=memory_limit,
-        )
+        options["internal"] = True
+        found = read(path, infer_classes=True, **options)
         return cls(found.pixels, found.labels, found.classes, found.persons, found.set_aside)
 
 
@@ -171,144 +155,14 @@ class PrivateImages(PrivateRecords):
         return private
 
     @classmethod
-    def read(
-        cls,
-        path: str | Path,
-        *,
-        size: int | tuple[int, int] | None = None,
-        crop: Crop | int = "centre",
-        colour: Colour | None = None,
-        classes: Sequence[str] | int | None = None,
-        labelled: bool = True,
-        unlabelled: Literal["refuse", "leave out"] = "refuse",
-        image_column: str | None = None,
-        label_column: str | None = None,
-        person_column: str | None = None,
-        split: str = "train",
-        format: Format | None = None,
-        skip_bad: bool = False,
-        internal: bool = False,
-        pixel_limit: int = PIXEL_LIMIT,
-        cache: str | Path | None = None,
-        memory_limit: int = MEMORY_LIMIT,
-        declared_size: int | None = None,
-    ) -> PrivateImages:
+    def read(cls, path: str | Path, *, declared_size: int | None = None, **options: Unpack[Options]) -> PrivateImages:
         """Any collection, as ``read`` takes it."""
-        found = read(
-            path,
-            size=size,
-            crop=crop,
-            colour=colour,
-            classes=classes,
-            labelled=labelled,
-            unlabelled=unlabelled,
-            image_column=image_column,
-            label_column=label_column,
-            person_column=person_column,
-            split=split,
-            format=format,
-            skip_bad=skip_bad,
-            internal=internal,
-            pixel_limit=pixel_limit,
-            cache=cache,
-            memory_limit=memory_limit,
-        )
-        return cls.from_images(found, declared_size=declared_size)
+        return cls.from_images(read(path, **options), declared_size=declared_size)
 
     @classmethod
     def from_folder(
-        cls,
-        path: str | Path,
-        *,
-        size: int | tuple[int, int] | None = None,
-        crop: Crop | int = "centre",
-        colour: Colour | None = None,
-        classes: Sequence[str] | None = None,
-        labelled: bool = True,
-        skip_bad: bool = False,
-        declared_size: int | None = None,
+        cls, path: str | Path, *, declared_size: int | None = None, **options: Unpack[Options]
     ) -> PrivateImages:
         """An image folder: each class is a sub-folder, and the folders' names are the public label set."""
-        return cls.read(
-            path,
-            size=size,
-            crop=crop,
-            colour=colour,
-            classes=classes,
-            labelled=labelled,
-            skip_bad=skip_bad,
-            format="folder",
-            declared_size=declared_size,
-        )
-
-    @classmethod
-    def from_npz(
-        cls,
-        path: str | Path,
-        *,
-        size: int | tuple[int, int] | None = None,
-        colour: Colour | None = None,
-        classes: Sequence[str] | int | None = None,
-        labelled: bool = True,
-        declared_size: int | None = None,
-    ) -> PrivateImages:
-        """An npz file with arrays ``images``, ``labels`` and, if there are any, ``persons`` and ``classes``."""
-        return cls.read(
-            path,
-            size=size,
-            colour=colour,
-            classes=classes,
-            labelled=labelled,
-            format="npz",
-            declared_size=declared_size,
-        )
-
-    @classmethod
-    def from_idx(
-        cls,
-        path: str | Path,
-        *,
-        split: str = "train",
-        size: int | tuple[int, int] | None = None,
-        classes: Sequence[str] | int | None = None,
-        labelled: bool = True,
-        declared_size: int | None = None,
-    ) -> PrivateImages:
-        """A folder with idx files, plain or gzipped, as MNIST comes."""
-        return cls.read(
-            path, split=split, size=size, classes=classes, labelled=labelled, format="idx", declared_size=declared_size
-        )
-
-    @classmethod
-    def from_parquet(
-        cls,
-        path: str | Path,
-        *,
-        label_column: str = "label",
-        person_column: str | None = None,
-        split: str = "train",
-        size: int | tuple[int, int] | None = None,
-        crop: Crop | int = "centre",
-        colour: Colour | None = None,
-        classes: Sequence[str] | int | None = None,
-        labelled: bool = True,
-        unlabelled: Literal["refuse", "leave out"] = "refuse",
-        skip_bad: bool = False,
-        declared_size: int | None = None,
-    ) -> PrivateImages:
-        """Parquet in Hugging Face form, with a label column and an optional person column."""
-        return cls.read(
-            path,
-            label_column=label_column,
-            person_column=person_column,
-            split=split,
-            size=size,
-            crop=crop,
-            colour=colour,
-            classes=classes,
-            labelled=labelled,
-            unlabelled=unlabelled,
-            skip_bad=skip_bad,
-            format="parquet",
-            declared_size=declared_size,
-        )
+        options["format"] = "folder"
+        return cls.read(path, declared_size=declared_size, **options)

@@ -54,7 +54,7 @@ def cached_statistics(
     found = statistics(extract(network, pixels, device=device, progress=progress))
     tensors = {"rows": found.rows}
     if found.count > len(found.rows):
-        # Otherwise the rows say it all, in less space than the covariance takes.
+        # Otherwise mean and covariance follow from the rows.
         tensors |= {"mean": found.mean, "covariance": found.covariance, "count": torch.tensor(found.count)}
     _write(path, save({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}))
     return found

@@ -37,9 +37,9 @@ def statistics(features: Tensor) -> FeatureStatistics:
 def frechet_distance(first: FeatureStatistics, second: FeatureStatistics) -> float:
     """‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2 (Σ₁Σ₂)^½), FID when the features are Inception's (Heusel et al., 2017).
 
-    tr (Σ₁Σ₂)^½ = tr (Σ₁^½ Σ₂ Σ₁^½)^½ is a sum over the eigenvalues of a symmetric matrix: real by construction, and
-    several times faster than the eigenvalues of Σ₁Σ₂. With fewer rows than dimensions the same trace is the sum of the
-    singular values of the centred rows' products, a smaller matrix still.
+    tr (Σ₁Σ₂)^½ = tr (Σ₁^½ Σ₂ Σ₁^½)^½ is a sum over the eigenvalues of a symmetric matrix, real by construction. With
+    fewer rows than dimensions the same trace is the sum of the singular values of the centred rows' products, a smaller
+    matrix.
     """
     offset = (first.mean - second.mean).square().sum()
     traces = first.covariance.trace() + second.covariance.trace()

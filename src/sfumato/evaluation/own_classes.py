@@ -1,6 +1,6 @@
 """A feature network trained on the real data's own classes.
 
-ImageNet features are a poor judge of 28×28 digits. This network is a better one, but it is a new one for every data
+ImageNet features know nothing of 28×28 digits; this network knows the classes. But it is a new one for every data
 set: its numbers compare within one run and with no paper, and they are marked so.
 """
 

@@ -1,7 +1,7 @@
 """Compact residual classifiers for images of 28 to 64 pixels: ResNet, Wide ResNet, ResNeXt.
 
-Three stages that halve the resolution and double the width, as in the papers' CIFAR networks, at a depth that trains in
-minutes. DPImageBench trains larger ones; results state the networks used here.
+Three stages that halve the resolution and double the width, after the papers' CIFAR networks. Depth and width are this
+project's choice, not DPImageBench's.
 """
 
 from __future__ import annotations

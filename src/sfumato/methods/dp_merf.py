@@ -32,13 +32,13 @@ class DPMERF(Method):
     name: ClassVar[str] = "dp-merf"
     paper: ClassVar[str] = "Harder, Adamczewski, Park: DP-MERF (AISTATS 2021)"
 
-    features: int = 4000
+    features: int = 2000
     length_scale: float = 10.0
     code: int = 5
     width: int = 8
-    iterations: int = 2000
-    batch: int = 500
-    learning_rate: float = 0.01
+    iterations: int = 3000
+    batch: int = 200
+    learning_rate: float = 0.005
     count_noise: float = 50.0
 
     @classmethod
@@ -69,7 +69,8 @@ class DPMERF(Method):
         target = total / counts.values.clamp(min=max(1.0, counts.total / (100 * classes)))[:, None]
         model = self.build(curator.shape, classes).to(device)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.iterations)
+        # Without the gentle start a first step can switch all units of the generator off for good.
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, self.iterations, pct_start=0.1)
         each = max(2, self.batch // classes)
         labels = torch.arange(classes, device=device).repeat_interleave(each)
         for _ in curator.track(range(self.iterations), "generator", self.iterations):

@@ -19,7 +19,7 @@ from sfumato.privacy.accounting import rough_epsilon
 from sfumato.privacy.answers import Part, Question, Tape, noisy
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.events import NoisySums, RawAccess
-from sfumato.privacy.gradients import Batch, Clip, Loss, check, clipped_sum, groups_of
+from sfumato.privacy.gradients import Batch, Clip, Loss, check, check_rows, clipped_sum, groups_of
 from sfumato.privacy.gradients.noisy import NoisyGradient
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.plan import Plan
@@ -110,6 +110,7 @@ class Curator:
         self._tape = tape
         self._states: list[PrivateState] = []
         self._charges = 0
+        self._next: dict[str, int] = {}
         self._opened = False
         self._probed: set[tuple[str, str]] = set()
         # Room for the whole plan, or a refusal before the first look at the data.
@@ -130,9 +131,12 @@ class Curator:
         event, keep = self.plan.event(name), dict(keep or {})
         paid = min(event.steps, self._ledger.charged_steps(self._run, name))
         done = self._checkpoint.restore(name, keep, self._states) if self._checkpoint else 0
-        last = event.steps - (paid - done)
+        # An index is never used twice under one key: it addresses the step's coins and noise.
+        first = max(done, self._next.get(name, 0))
+        last = first + event.steps - paid
         shown = -1
-        for index in range(done, last):
+        for index in range(first, last):
+            self._next[name] = index + 1
             step = self.step_type(self, event, index)
             yield step
             step._finish()
@@ -189,12 +193,11 @@ class Curator:
         rows = np.sort(table[weights > 0])
         return self._records._pixels[rows], np.asarray(self._records._labels)[rows]
 
-    def claimed_sum(
-        self, name: str, total: Tensor, *, claimed_sensitivity: float, noise_multiplier: float, step: int = 0
-    ) -> Tensor:
+    def claimed_sum(self, name: str, total: Tensor, *, claimed_sensitivity: float, noise_multiplier: float) -> Tensor:
         """Noise on a sum that a published algorithm made from raw records, at the sensitivity its authors claim."""
         if not self._opened:
             raise PermissionError("claimed_sum is for sums made from raw records; open them first")
+        step = self._next[name] = self._next.get(name, -1) + 1
         part = Part("total", total.detach().flatten(), claimed_sensitivity, noise_multiplier * claimed_sensitivity)
         question = Question(name, step, name, (part,), {"shape": tuple(total.shape)}, claimed=True)
         return self._exchange(question).view(total.shape).to(total.dtype)
@@ -256,7 +259,7 @@ class Step:
         independent draws before the clip.
         """
         groups = groups_of(model, clip)
-        self._probe(block, model, loss, clip, draws, state)
+        self._probe(block, draws, state, lambda batch: check(model, loss, batch, clip))
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         totals: dict[str, Tensor] = {}
         numbers = math.prod(self._curator.shape) * draws
@@ -292,14 +295,13 @@ class Step:
         """
         if not (math.isfinite(bound) and bound > 0):
             raise ValueError(f"the bound must be a positive number, not {bound}")
+        self._probe(block, 1, state, lambda batch: check_rows(features, batch))
         classes = len(self._curator.classes) if by_class else 1
         total, shape = None, None
         for batch in self._batches(block, 1, state, _SUM_CHUNK):
             arguments = (batch.images, batch.labels, batch.random)
             with torch.no_grad():
                 values = features(*arguments) if batch.state is None else features(*arguments, batch.state)
-            if values.shape[:1] != batch.labels.shape:
-                raise ValueError(f"{block!r}: features must give one vector for each of the rows it gets")
             shape = tuple(values.shape[1:])
             clipped = _clipped_feature_sum(values.flatten(1), batch, bound, classes if by_class else None)
             total = clipped if total is None else total + clipped
@@ -315,7 +317,9 @@ class Step:
         """``state = function(images, labels, random, state)`` for the batch's records, each from its own row alone."""
         if self._over:
             raise RuntimeError("this step is over; its batch may no longer be asked about")
-        for batch in self._batches(f"update {state.name}", 1, state, 4096):
+        name = f"update {state.name}"
+        self._probe(name, 1, state, lambda batch: check_rows(function, batch))
+        for batch in self._batches(name, 1, state, 4096):
             values = function(batch.images, batch.labels, batch.random, batch.state)
             real = (batch.weights.flatten() > 0).cpu()
             state._write(batch.random.rows.cpu()[real].numpy(), values[real.to(values.device)])
@@ -323,6 +327,8 @@ class Step:
     def _noise_multiplier(self, block: str) -> float:
         for planned in self._event.blocks:
             if planned.name == block:
+                if planned.moves != 1:
+                    raise ValueError(f"block {block!r} is planned to move by {planned.moves:g}; this one moves by 1")
                 return planned.noise_multiplier
         raise LookupError(
             f"block {block!r} is not planned for {self._event.name!r}, which has {[b.name for b in self._event.blocks]}"
@@ -338,12 +344,10 @@ class Step:
         self._answered.add(block)
         return self._curator._exchange(Question(self._event.name, self.index, block, parts, public))
 
-    def _probe(
-        self, block: str, model: nn.Module, loss: Loss, clip: Clip, draws: int, state: PrivateState | None
-    ) -> None:
-        """Once for each block: does the loss keep its contract? Asked on random images, so that nothing private can
-        show in the refusal."""
-        curator, key = self._curator, (self._event.name, block)
+    def _probe(self, what: str, draws: int, state: PrivateState | None, ask: Callable[[Batch], None]) -> None:
+        """Once for each block: does what the method gave us keep its contract? Asked on random images, so that nothing
+        private can show in the refusal."""
+        curator, key = self._curator, (self._event.name, what)
         if key in curator._probed:
             return
         curator._probed.add(key)
@@ -352,7 +356,7 @@ class Step:
         images = random.uniform("images", *curator.shape)
         weights = torch.full((6, draws), 1.0 / draws, device=curator.device, dtype=images.dtype)
         memory = None if state is None else random.normal("state", *state.shape)
-        check(model, loss, Batch(images, ids % len(curator.classes), random, weights, memory), clip)
+        ask(Batch(images, ids % len(curator.classes), random, weights, memory))
 
     def _finish(self) -> None:
         self._over = True

@@ -102,6 +102,7 @@ class Randomness:
 
     def __init__(self, seed: int | None = None) -> None:
         self.seeded = seed is not None
+        self._spent: set[Key] = set()
         self._key = os.urandom(32) if seed is None else hashlib.blake2b(str(seed).encode(), digest_size=32).digest()
 
     def _stream(self, *label: str | int) -> Key:
@@ -132,8 +133,11 @@ class Randomness:
         return torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64)
 
     def gaussian(self, count: int, device: torch.device, *label: str | int) -> Tensor:
-        """THE noise: ``count`` standard normals in float64. Every label is used once in a run."""
+        """THE noise: ``count`` standard normals in float64. A label serves once, for the same noise twice cancels."""
         key = self._stream("noise", *label)
+        if key in self._spent:
+            raise RuntimeError(f"noise for {label} was drawn before; under one noise two answers show their difference")
+        self._spent.add(key)
         pairs = -(-count // 2)
         position = torch.arange(pairs, device=device)
         zero = torch.zeros_like(position)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -62,6 +63,27 @@ def check(model: nn.Module, loss: Loss, batch: Batch, clip: Clip) -> None:
     _compare(model, loss, few, clip, tolerance=max(1e-6, min(0.25, 4096.0 * used.roundoff)))
 
 
+def check_rows(function: Callable[..., Tensor], batch: Batch) -> None:
+    """Refuse a function ``(images, labels, random[, state]) -> [rows, ...]`` in which one row sees another."""
+
+    def values(part: Batch) -> Tensor:
+        arguments = (part.images, part.labels, part.random)
+        found = function(*arguments) if part.state is None else function(*arguments, part.state)
+        if found.shape[:1] != part.labels.shape:
+            raise Refused("the function must give one vector for each of the rows it gets")
+        return found.detach().double().flatten(1)
+
+    before = values(batch)
+    room = 4096.0 * torch.finfo(batch.images.dtype).eps * torch.nan_to_num(before).abs().max().clamp(min=1e-12)
+    for unit in sorted({0, batch.units - 1}):
+        others = torch.arange(len(batch.labels), device=before.device) // batch.rows_per_unit != unit
+        if not _same(before[others], values(_disturbed(None, batch, unit))[others], room):
+            raise Refused(
+                "changing one record moved what another record contributes: the function mixes the rows of a batch. "
+                "Let each row's vector depend on its own row only"
+            )
+
+
 def _unit_losses(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
     with torch.enable_grad():
         # A loss may differentiate the network, so gradients stay on.
@@ -77,7 +99,7 @@ def _same(one: Tensor, other: Tensor, room: Tensor) -> bool:
     return bool((both_odd | ((one - other).abs() <= room)).all())
 
 
-def _disturbed(model: nn.Module, batch: Batch, unit: int) -> Batch:
+def _disturbed(model: nn.Module | None, batch: Batch, unit: int) -> Batch:
     """The unit turned into another: negative image, next label, other draws, other state."""
     k = batch.rows_per_unit
     rows = slice(unit * k, (unit + 1) * k)
