@@ -63,7 +63,7 @@ class Task:
 
 def train(task: Task) -> tuple[Release, float]:
     """A fresh training within the budget, and its seconds."""
-    private = PrivateImages.from_idx(task.folder, classes=10)
+    private = PrivateImages.read(task.folder, classes=10)
     method = DPLFlow.configured(task.settings)
     start = time.perf_counter()
     release = method.fit(private, Budget(task.epsilon, DELTA), device=task.device)

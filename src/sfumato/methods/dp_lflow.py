@@ -33,6 +33,16 @@ class LatentFlow(nn.Module):
         self.autoencoder = Autoencoder(shape, code=code, width=width)
         self.flow = RealNVP(code, couplings=couplings, hidden=hidden, labels=labels)
 
+    def draw(self, labels: Tensor, *, temperature: float) -> Tensor:
+        """An image for each label, with torch's global generator."""
+        weight = self.autoencoder.decode_first.weight
+        normal = torch.randn(len(labels), self.flow.dimensions, device=weight.device, dtype=weight.dtype)
+        return torch.sigmoid(self.autoencoder.decode(self.flow.inverse(temperature * normal, labels)))
+
+    def log_density(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Of the images' codes; one number per row."""
+        return self.flow.log_density(self.autoencoder.encode(images), labels)
+
 
 @dataclass(frozen=True)
 class DPLFlow(Method):
@@ -182,33 +192,32 @@ class DPLFlow(Method):
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         if isinstance(model, PerClass):
-            images = torch.cat([self._draw(model[int(c)], labels[labels == c]) for c in labels.unique()])
-            # In the order of the labels again.
-            images = images[labels.argsort(stable=True).argsort()]
+            parts = [
+                _latent_flow(model[int(label)]).draw(labels[labels == label], temperature=self.temperature)
+                for label in labels.unique()
+            ]
+            images = torch.cat(parts)[labels.argsort(stable=True).argsort()]  # in the order of the labels again
         else:
-            images = self._draw(model, labels)
+            images = _latent_flow(model).draw(labels, temperature=self.temperature)
         return sharpened(images, self.sharpness) if self.sharpness else images
-
-    def _draw(self, model: nn.Module, labels: Tensor) -> Tensor:
-        if not isinstance(model, LatentFlow):
-            raise TypeError(f"a latent flow is needed, not {type(model).__name__}")
-        weight = model.autoencoder.decode_first.weight
-        normal = torch.randn(len(labels), self.code, device=weight.device, dtype=weight.dtype)
-        return torch.sigmoid(model.autoencoder.decode(model.flow.inverse(self.temperature * normal, labels)))
 
     def density(self, model: nn.Module, images: Tensor) -> Tensor:
         """The exact log-density of each image's code under each class, ``[images, classes]``."""
         if isinstance(model, PerClass):
-            return torch.stack([m.flow.log_density(m.autoencoder.encode(images)) for m in model.models], dim=1)
-        if not isinstance(model, LatentFlow):
-            raise TypeError(f"a latent flow is needed, not {type(model).__name__}")
-        code, classes = model.autoencoder.encode(images), model.flow.labels
-        every = [torch.full_like(images[:, 0, 0, 0], label, dtype=torch.int64) for label in range(classes)]
-        return torch.stack([model.flow.log_density(code, labels) for labels in every], dim=1)
+            return torch.stack([_latent_flow(inner).log_density(images) for inner in model.models], dim=1)
+        single = _latent_flow(model)
+        numbers = torch.arange(single.flow.labels, device=images.device)
+        return torch.stack([single.log_density(images, label.expand(len(images))) for label in numbers], dim=1)
+
+
+def _latent_flow(model: nn.Module) -> LatentFlow:
+    if not isinstance(model, LatentFlow):
+        raise TypeError(f"a latent flow is needed, not {type(model).__name__}")
+    return model
 
 
 def sharpened(images: Tensor, factor: float) -> Tensor:
-    """Smooth, then move away from a still smoother image by ``factor`` (1 changes nothing more). Free of privacy cost."""
+    """Smooth, then move away from a still smoother image by ``factor``; 1 only smooths. Costs no privacy."""
     smooth = _smooth(images)
     smoother = _smooth(smooth)
     return (smoother + factor * (smooth - smoother)).clamp(0.0, 1.0)

@@ -1,6 +1,8 @@
-"""Convolutional autoencoders whose depth follows from the image size. No normalisation layers: they would mix records."""
+"""Convolutional autoencoders whose depth follows from the image size, without layers that mix a batch."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,9 +18,9 @@ _WIDTHS = {1: 32, 2: 32, 3: 64, 4: 32, 5: 32, 6: 16}
 def halvings(shape: Shape) -> list[tuple[int, int]]:
     """The image size after each strided convolution, from the whole image down to at most 7 pixels a side."""
     _, height, width = shape
-    if not (_SMALLEST <= min(height, width) and max(height, width) <= _LARGEST):
+    if min(height, width) < _SMALLEST or max(height, width) > _LARGEST:
         raise ValueError(
-            f"the image size must lie between {_SMALLEST} and {_LARGEST} pixels a side, not {height}×{width}; use --size"
+            f"an image must have between {_SMALLEST} and {_LARGEST} pixels a side, not {height}×{width}; use --size"
         )
     sizes = [(height, width)]
     while max(sizes[-1]) > _SEED:
@@ -45,7 +47,7 @@ class Autoencoder(nn.Module):
         channels = [shape[0], *(width << level for level in range(len(sizes) - 1))]
         self.seed = (channels[-1], *sizes[-1])
         flat = self.seed[0] * self.seed[1] * self.seed[2]
-        pairs = list(zip(channels, channels[1:], strict=False))
+        pairs = list(pairwise(channels))
         self.down = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False) for a, b in pairs)
         self.encode_last = nn.Linear(flat, code)
         self.decode_first = nn.Linear(code, flat)

@@ -90,6 +90,8 @@ class RealNVP(nn.Module):
 
     def inverse(self, normal: Tensor, labels: Tensor | None = None) -> Tensor:
         """From the normal distribution to a code."""
-        for coupling in reversed(self.couplings):  # type: ignore[call-overload]
+        for coupling in reversed(list(self.couplings)):
+            if not isinstance(coupling, Coupling):
+                raise TypeError(f"a flow is made of couplings, not of {type(coupling).__name__}")
             normal = coupling.inverse(normal, labels)
         return normal
