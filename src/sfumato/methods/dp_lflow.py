@@ -103,8 +103,8 @@ class DPLFlow(Method):
         # Where the noise is fixed, the coins and steps say what a run costs: ε 2.3.
         rate, steps = (0.9, 3) if variant == "published" else (0.6, 2)
         return cls(
-            variant=variant, rate=rate, steps=steps, code=4, width=2, couplings=2, hidden=4, latent_noise=0.1,
-            averaging=0.5, count_noise=5.0, claimed_epsilon=1.0,
+            variant=variant, rate=rate, steps=steps, code=4, width=2, couplings=1, hidden=4, averaging=0.5,
+            count_noise=5.0, claimed_epsilon=1.0,
         )  # fmt: skip
 
     @classmethod
