@@ -69,7 +69,7 @@ def test_the_volume_is_the_jacobians(flow: RealNVP) -> None:
     for row in range(3):
         own = None if labels is None else labels[row : row + 1]
         jacobian = torch.autograd.functional.jacobian(lambda x, own=own: flow(x[None], own)[0][0], code[row])
-        assert torch.linalg.slogdet(jacobian)[1] == pytest.approx(float(volume[row]), abs=1e-9)
+        assert torch.linalg.slogdet(jacobian)[1] == pytest.approx(volume[row].item(), abs=1e-9)
 
 
 def test_the_inverse_comes_back(flow: RealNVP) -> None:
