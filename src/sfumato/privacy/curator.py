@@ -38,6 +38,10 @@ _SUM_CHUNK = 256  # units in one chunk of feature vectors, which may be long
 _MARGIN = 1e-9  # the clip of a float64 sum aims this much lower, for the rounding of the division
 
 
+class AnswerLost(RuntimeError):
+    """A question was charged, and a crash took its answer: the run cannot go on, and what it spent stays spent."""
+
+
 class Progress(Protocol):
     """Told public numbers only: which part, how many of how many, and the ε so far."""
 
@@ -159,7 +163,7 @@ class Curator:
             if self._checkpoint:
                 self._checkpoint.save_answer(name, answer)
             return answer
-        raise RuntimeError(
+        raise AnswerLost(
             f"{name!r} was charged before a crash and its answer is lost; the ledger cannot pay for it twice. "
             "Start a new run with a budget of its own"
         )

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sfumato.release.page import card_page
+from sfumato.release.page import card_page, sample_grid
 
 
 class Sampler(Protocol):
@@ -111,6 +111,12 @@ class Release:
                 parts.append(values.double().cpu().numpy())
         return np.concatenate(parts) if parts else np.zeros((0, len(self.classes)))
 
+    def page(self) -> str:
+        """The card as HTML. Its samples come from a fixed seed and the CPU, so that anyone can draw them again."""
+        labels = np.repeat(np.arange(len(self.classes)), 10)[:100]
+        images, _ = self.sample(len(labels), labels=labels, seed=0, device="cpu")
+        return card_page(self.card, sample_grid(self.card, images, columns=10))
+
     def save(self, folder: str | Path) -> Path:
         """``model.safetensors``, ``card.json`` and ``card.html``, all or nothing."""
         folder = Path(folder)
@@ -122,10 +128,7 @@ class Release:
             tensors = {name: tensor.contiguous().cpu() for name, tensor in self.model.state_dict().items()}
             save_file(tensors, temporary / "model.safetensors", metadata={"sentence": self.card["sentence"]})
             (temporary / "card.json").write_text(json.dumps(self.card, indent=2, ensure_ascii=False) + "\n")
-            shown = min(100, 10 * len(self.classes))
-            labels = np.repeat(np.arange(len(self.classes)), 10)[:shown]
-            images, _ = self.sample(len(labels), labels=labels, seed=0)
-            (temporary / "card.html").write_text(card_page(self.card, images, columns=10))
+            (temporary / "card.html").write_text(self.page())
             temporary.chmod(0o755)
             if folder.exists():
                 folder.rmdir()
