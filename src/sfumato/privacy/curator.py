@@ -265,11 +265,11 @@ class Step:
         groups = groups_of(model, clip)
         self._probe(block, draws, state, lambda batch: check(model, loss, batch, clip))
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        totals = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
+        totals: dict[str, Tensor] = {}
         numbers = math.prod(self._curator.shape) * draws
         for batch in self._batches(block, draws, state, max(1, _CHUNK // numbers)):
             for name, part in clipped_sum(model, loss, batch, clip).items():
-                totals[name] += part
+                totals[name] = totals[name] + part if name in totals else part
         spread = math.sqrt(len(groups)) * self._noise_multiplier(block)
         parts = tuple(
             Part(group or "all", torch.cat([totals[n].flatten() for n in names]), bound, spread * bound)

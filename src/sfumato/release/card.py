@@ -43,6 +43,7 @@ def make_card(
     max_images_per_unit: int,
     device: str,
     command: str | None,
+    claim: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Certified where every access was a Curator's answer, no guarantee where the records were opened."""
     events = ledger.events(run)
@@ -58,6 +59,7 @@ def make_card(
         "epsilon": rounded_up(spent) if certified else None,
         "delta": budget.delta if certified else None,
         "unit": budget.unit,
+        "claim": claim,
         "relation": RELATION,
         "sentence": "",
         "best_guess": rounded_up(best_guess(events)) if certified else 1.0,

@@ -61,6 +61,11 @@ def card_page(card: dict[str, Any], samples: str, *, meaning: str = "", style: s
         if certified
         else '<p class="numbers">ε = ∞</p>'
     )
+    if claim := card.get("claim"):
+        numbers += (
+            f'<p class="note"><s>ε = {claim["epsilon"]:g} at δ = {claim["delta"]:g}</s> is what {escape(claim["by"])} '
+            "claims for the same noise; the number above is what follows from how the data was touched.</p>"
+        )
     shared = ""
     if certified and card["collection_epsilon"] != card["epsilon"]:
         shared = (
