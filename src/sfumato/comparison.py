@@ -30,7 +30,8 @@ def gather(cells: Sequence[Cell], terms: Terms, *, failed: Mapping[str, str]) ->
     base = _json(terms.out / BASELINES)
     baselines = [] if base is None else base["measurements"]
     groups: dict[tuple[str, float], list[Cell]] = {}
-    for cell in cells:
+    order = list(dict.fromkeys(cell.name for cell in cells))
+    for cell in sorted(cells, key=lambda cell: (order.index(cell.name), cell.epsilon, cell.number)):
         groups.setdefault((cell.name, cell.epsilon), []).append(cell)
     entries = [entry for group in groups.values() if (entry := _entry(group, terms.out, baselines)) is not None]
     # A file without an entry belongs to a run that was killed before it asked anything.
@@ -171,7 +172,7 @@ def print_table(result: dict[str, Any], console: Console) -> None:
         [m for m in result["entries"][0]["metrics"] if m["metric"] in ("accuracy", "fid")] if result["entries"] else []
     )
     table = Table("method", "ε", title=f"protocol {result['protocol']} · {result['data']}", title_justify="left")
-    for name in (*(metric["heading"] for metric in shown), "worst class, %", "seconds", "peak MiB"):
+    for name in (*(_short(metric) for metric in shown), "worst class, %", "seconds", "peak MiB"):
         table.add_column(name, justify="right")
     for entry in result["entries"]:
         found = {metric["heading"]: metric for metric in entry["metrics"]}
@@ -189,6 +190,11 @@ def print_table(result: dict[str, Any], console: Console) -> None:
         highlight=False,
     )
     console.print(result["notice"], style="bold red", highlight=False, soft_wrap=True)
+
+
+def _short(metric: dict[str, Any]) -> str:
+    """A terminal is narrow: a classifier's name stands for its accuracy."""
+    return f"{metric['classifier']}, %" if metric["metric"] == "accuracy" else metric["heading"]
 
 
 def _cell(found: dict[str, Any]) -> str:
