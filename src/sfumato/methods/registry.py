@@ -9,6 +9,7 @@ from sfumato.methods.base import Method
 
 METHODS: dict[str, str] = {
     "dp-merf": "sfumato.methods.dp_merf:DPMERF",
+    "dppm": "sfumato.methods.dppm:DPPM",
 }
 
 
