@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,6 +47,8 @@ class DPPM(Method):
     # Training
     objective: str = "denoising"
     width: int = 32
+    coarsest: int = 8
+    patch: int = 1
     rate: float = 0.1
     steps: int = 1000
     draws: int = 8
@@ -97,6 +98,7 @@ class DPPM(Method):
         return cls(
             variant=variant,
             width=4,
+            patch=4,
             rate=0.6,
             steps=2,
             draws=2,
@@ -118,14 +120,16 @@ class DPPM(Method):
     def build(self, shape: Shape, classes: int) -> ScoreNetwork | RefineNet:
         if self.variant == "published":
             return RefineNet(shape, classes, width=self.width)
-        return ScoreNetwork(shape, classes, width=self.width, spread=self.spread)
+        sizes = {"width": self.width, "coarsest": self.coarsest, "patch": self.patch}
+        return ScoreNetwork(shape, classes, spread=self.spread, **sizes)
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
         model = self.build(curator.shape, len(curator.classes)).to(curator.device)
         if isinstance(model, RefineNet):
             return self._as_published(curator, model), None
         counts = self._start(curator, model) if self.warm_start else None
-        average = copy.deepcopy(model)
+        average = self.build(curator.shape, len(curator.classes)).to(curator.device)
+        average.load_state_dict(model.state_dict())
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         keep = {"model": model, "average": average, "optimizer": optimizer}
         for step in curator.steps(_TRAIN, keep=keep):
@@ -156,7 +160,8 @@ class DPPM(Method):
     # The loss of one row: its image at a noise level of its own
 
     def loss(self, model: ScoreNetwork, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
-        clean, level = 2.0 * images - 1.0, self._level(random)
+        # What is no pixel value is made one: a row that overflows would be found out by two more passes.
+        clean, level = 2.0 * torch.nan_to_num(images).clamp(0.0, 1.0) - 1.0, self._level(random)
         noisy = clean + column(level) * random.normal("noise", *images.shape[1:])
         if self.objective == "sliced":
             projection, response = self._projections(random, images.shape[1:])
