@@ -257,7 +257,7 @@ def respond(similarity: Tensor, *, neighbours: int, epsilon: float, uniform: Ten
 def sliced_loss(
     model: ScoreNetwork | RefineNet, noisy: Tensor, level: Tensor, labels: Tensor, projection: Tensor, response: Tensor
 ) -> Tensor:
-    """Equation (7), one number per row: vʳᵀ ∇s vʳ + ½ (vᵀ s)², times level² ÷ pixels, so that no level drowns another."""
+    """Equation (7), one number per row: vʳᵀ ∇s vʳ + ½ (vᵀ s)²; times level² ÷ pixels, so that all levels count alike."""
 
     def score(images: Tensor) -> Tensor:
         return model.score(images, level, labels)
