@@ -14,7 +14,8 @@ from sfumato.audit.replay import replay
 from sfumato.methods.dppm import DPPM, respond, sliced_loss
 from sfumato.methods.hamiltonian import Kinetic, annealed_levels, hamiltonian, heun, momentum, solver_levels
 from sfumato.networks.score import ScoreNetwork
-from sfumato.privacy import Budget, NoGuarantee, PrivateRecords
+from sfumato.privacy import Budget, NoGuarantee, PrivateRecords, Randomness
+from sfumato.privacy.gradients import Batch, clipped_sum
 
 BUDGET = Budget(3.0, 1e-5)
 
@@ -205,6 +206,24 @@ def test_training_lowers_the_loss_and_the_average_follows() -> None:
 
     before, after = method.build((1, 12, 12), 2), method.fit(digits(), Budget(1000.0, 1e-5), seed=0).model
     assert error(after) < 0.8 * error(before)  # type: ignore[arg-type]
+
+
+def test_half_precision_keeps_the_clip() -> None:
+    """Autocast runs inside the loss, where the engine sees it and leaves the room that bfloat16 needs."""
+    torch.manual_seed(8)
+    method = replace(DPPM.small(), half_precision=True, clip=0.02)
+    model = method.build((1, 12, 12), 2)
+    images, labels = torch.as_tensor(digits()._pixels).float() / 255, torch.as_tensor(digits()._labels)
+    ids = torch.arange(16) // 2
+    draws = Randomness(0).draws(ids, torch.arange(16) % 2, "test")
+    batch = Batch(images[ids], labels[ids], draws, torch.full((8, 2), 0.5))
+    whole = clipped_sum(model, method.loss, batch, method.clip)
+    for unit in range(8):
+        rest = clipped_sum(model, method.loss, batch.select((torch.arange(8) != unit).nonzero()[:, 0]), method.clip)
+        moved = math.sqrt(sum(float((whole[name] - rest[name]).square().sum()) for name in whole))
+        assert 0.9 * method.clip < moved <= method.clip
+    exact = clipped_sum(model, replace(method, half_precision=False).loss, batch, method.clip)
+    assert any(not torch.equal(whole[name], exact[name]) for name in whole)
 
 
 def test_any_batch_size_and_both_samplers() -> None:

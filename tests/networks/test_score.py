@@ -84,8 +84,8 @@ def test_the_default_size_is_compact(shape: tuple[int, int, int], classes: int) 
 
 def test_the_papers_network_has_the_papers_widths() -> None:
     model = RefineNet((1, 28, 28), 10, width=8)
-    assert [stage[1].first.out_channels for stage in model.stages] == [8, 16, 16, 16]
-    assert [stage[1].first.dilation[0] for stage in model.stages] == [1, 1, 2, 4]
+    assert [stage.second.first.out_channels for stage in model.stages] == [8, 16, 16, 16]
+    assert [stage.second.first.dilation[0] for stage in model.stages] == [1, 1, 2, 4]
     assert [block.output.first.out_channels for block in model.refine] == [16, 16, 8, 8]
     assert len(RefineNet((1, 256, 256), 2, width=2).stages) == 5
 

@@ -63,7 +63,7 @@ class DPPM(Method):
     spread: float = 0.5
     response: float = 0.0
     neighbours: int = 10
-    half_precision: bool = True
+    half_precision: bool = False
     # Training as published
     iterations: int = 10_000
     batch: int = 128
@@ -166,7 +166,7 @@ class DPPM(Method):
         if self.objective == "sliced":
             projection, response = self._projections(random, images.shape[1:])
             return sliced_loss(model, noisy, level, labels, projection, response)
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half_precision and images.is_cuda):
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half_precision):
             residual = model.residual(noisy, level, labels)
         wanted = model.target(clean, noisy, level, labels)
         return (residual.to(wanted.dtype) - wanted).square().flatten(1).mean(1)
@@ -215,7 +215,7 @@ class DPPM(Method):
             target = labels[rows].to(clean.device)
             loss = sliced_loss(model, noisy, level, target, projection, projection[chosen]).mean()
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
         return model
 
@@ -225,7 +225,7 @@ class DPPM(Method):
         network = cast(ScoreNetwork | RefineNet, model)
 
         def denoise(images: Tensor, level: Tensor) -> Tensor:
-            with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half_precision and images.is_cuda):
+            with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half_precision):
                 clean = network.denoise(images, level, labels)
             # An estimate outside the pixels' range is known to be wrong.
             return torch.nan_to_num(clean.to(images.dtype)).clamp(-1.0, 1.0)
@@ -257,12 +257,12 @@ def respond(similarity: Tensor, *, neighbours: int, epsilon: float, uniform: Ten
 def sliced_loss(
     model: ScoreNetwork | RefineNet, noisy: Tensor, level: Tensor, labels: Tensor, projection: Tensor, response: Tensor
 ) -> Tensor:
-    """Equation (7), one number per row: vʳᵀ ∇s vʳ + ½ (vᵀ s)²; times level² ÷ pixels, so that all levels count alike."""
+    """Equation (7), one number per row: vʳᵀ ∇s vʳ + ½ (vᵀ s)²; times level² ÷ pixels, so that every level counts."""
 
     def score(images: Tensor) -> Tensor:
         return model.score(images, level, labels)
 
-    value, slope = jvp(score, (noisy,), (response,))
+    value, slope = cast(tuple[Tensor, Tensor], jvp(score, (noisy,), (response,)))
     curvature = (response * slope).flatten(1).sum(1)
     length = (projection * value).flatten(1).sum(1)
     return level.square() * (curvature + length.square() / 2.0) / noisy[0].numel()

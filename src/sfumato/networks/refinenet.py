@@ -54,6 +54,19 @@ class ConditionalBlock(nn.Module):
         return F.avg_pool2d(output, 2, ceil_mode=True) if self.halve else output
 
 
+class Stage(nn.Module):
+    """Two residual blocks of one width and dilation."""
+
+    def __init__(self, before: int, after: int, *, dilation: int, halve: bool) -> None:
+        super().__init__()
+        self.first = ConditionalBlock(before, after, dilation=dilation, halve=halve)
+        self.second = ConditionalBlock(after, after, dilation=dilation)
+
+    def forward(self, hidden: Tensor, signal: Tensor) -> Tensor:
+        output: Tensor = self.second(self.first(hidden, signal), signal)
+        return output
+
+
 class RefineBlock(nn.Module):
     """Adapts its inputs, adds them at the size of the first, gathers background by chained pooling."""
 
@@ -92,8 +105,7 @@ class RefineNet(nn.Module):
         self.stages = nn.ModuleList()
         before = width
         for index, (after, dilation) in enumerate(plan):
-            first = ConditionalBlock(before, after, dilation=dilation, halve=index == 1)
-            self.stages.append(nn.ModuleList([first, ConditionalBlock(after, after, dilation=dilation)]))
+            self.stages.append(Stage(before, after, dilation=dilation, halve=index == 1))
             before = after
         widths = [after for after, _ in plan]
         outputs = [max(width, after // (1 if index > 1 else 2)) for index, after in enumerate(widths)]
@@ -115,8 +127,7 @@ class RefineNet(nn.Module):
         signal = level_features(level)
         hidden, kept = self.enter(self.embed(noisy, labels)), []
         for stage in self.stages:
-            for block in stage:
-                hidden = block(hidden, signal)
+            hidden = stage(hidden, signal)
             kept.append(hidden)
         hidden = self.refine[0]((kept[-1],), signal)
         for block, beside in zip(self.refine[1:], kept[-2::-1], strict=True):
