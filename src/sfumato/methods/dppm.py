@@ -49,9 +49,9 @@ class DPPM(Method):
     width: int = 32
     coarsest: int = 8
     patch: int = 1
-    rate: float = 0.1
+    rate: float = 0.05
     steps: int = 1000
-    draws: int = 8
+    draws: int = 4
     clip: float = 0.1
     learning_rate: float = 0.002
     average: float = 0.998
