@@ -7,7 +7,8 @@
     python benchmarks/dppm.py step DATA --out OUT                                        private against plain step
 
 DATA is a folder with idx files (MNIST, Fashion-MNIST) or anything else with the splits "train" and "test"; the word
-"digits" stands for drawn digits, which need no file. --tiny takes a network and a collection that a CPU can carry.
+"digits" stands for drawn digits, which need no file. --tiny takes a network and a collection that a CPU can carry in a
+minute, to see that all of it runs.
 --set key=value changes a parameter of the method and may be given several times. OUT gets results.json, which grows by
 one entry a training, results.md, and a grid of pictures for each training; --save also keeps the releases.
 
@@ -134,6 +135,7 @@ class Study:
         self.write(
             {
                 **entry,
+                "records": len(self.train.pixels),
                 "images": self.count,
                 "sampling_seconds": seconds,
                 "accuracy": 100 * accuracy.overall,
@@ -247,13 +249,13 @@ def step(study: Study) -> None:
 
 
 def _data(arguments: argparse.Namespace) -> tuple[Images, Images]:
+    records = arguments.records or (400 if arguments.tiny else 60_000)
     if arguments.data == "digits":
-        train, test = (400, 200) if arguments.tiny else (60_000, 10_000)
-        return draw_digits(train, seed=0), draw_digits(test, seed=1)
-    train_images, test_images = (read(arguments.data, split=name, infer_classes=True) for name in ("train", "test"))
-    if not arguments.tiny:
-        return train_images, test_images
-    return tuple(Images(i.pixels[:400], i.labels[:400], i.classes) for i in (train_images, test_images))  # type: ignore[return-value]
+        return draw_digits(records, seed=0), draw_digits(max(200, records // 6), seed=1)
+    train, test = (read(arguments.data, split=name, infer_classes=True) for name in ("train", "test"))
+    if not (arguments.records or arguments.tiny):
+        return train, test
+    return Images(train.pixels[:records], train.labels[:records], train.classes), test
 
 
 def _table(results: list[dict[str, Any]]) -> str:
@@ -279,7 +281,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epsilon", type=float, action="append")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--images", type=int, default=None)
+    parser.add_argument("--images", type=int, default=None, help="synthetic images that are drawn and judged")
+    parser.add_argument("--records", type=int, default=None, help="train on the first so many, or draw so many digits")
     parser.add_argument("--batch", type=int, default=5000, help="images drawn at once")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--change", type=int, action="append", help="only these of the changes that tune knows")

@@ -69,7 +69,7 @@ class DPPM(Method):
     batch: int = 128
     # Sampling
     sampler: str = "hamiltonian"
-    levels: int = 20
+    levels: int = 40
     largest_level: float = 10.0
     smallest_level: float = 0.03
     leapfrog: int = 3
