@@ -200,9 +200,8 @@ class DPPM(Method):
         images, labels = torch.as_tensor(pixels), torch.as_tensor(classes, dtype=torch.int64)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         epsilon = self.response if self.response > 0 else 1.0
-        for _ in curator.track(range(self.iterations), _TRAIN, self.iterations if len(images) else 0):
-            if not len(images):
-                break
+        iterations = self.iterations if len(images) else 0
+        for _ in curator.track(range(iterations), _TRAIN, iterations):
             rows = torch.randint(len(images), (self.batch,))
             clean = 2.0 * images[rows].to(curator.device, torch.get_default_dtype()) / scale - 1.0
             level = self._log_normal(torch.rand(self.batch, device=clean.device, dtype=clean.dtype))
