@@ -1,6 +1,7 @@
 """What evaluation says about real data, and how long it takes. The numbers of docs/evaluation.md come from here.
 
     python benchmarks/evaluation.py accuracies DATA [--seeds 5]      LR, MLP, CNN trained on the real training split
+        [--synthetic FOLDER]                                          … or on what `sfumato sample` wrote there
     python benchmarks/evaluation.py frechet DATA [--images N]        FID and KID of the training against the test split
     python benchmarks/evaluation.py precision DATA [--images N]      FID in float32, TF32, bfloat16 and float16 (GPU)
     python benchmarks/evaluation.py command DATA [--images N]        seconds of a whole evaluation of N images
@@ -18,7 +19,7 @@ import time
 import numpy as np
 import torch
 
-from sfumato.data.images import Images, read
+from sfumato.data.images import Images, PublicImages, read
 from sfumato.evaluation.classifiers import CNN, LOGISTIC_REGRESSION, MLP, learn, score
 from sfumato.evaluation.features import FeatureNetwork, extract, full_precision
 from sfumato.evaluation.fidelity import FeatureStatistics, frechet_distance, kernel_distance, statistics
@@ -34,6 +35,8 @@ def data(arguments: argparse.Namespace) -> tuple[Images, Images]:
 
 def accuracies(arguments: argparse.Namespace) -> dict[str, object]:
     train, test = data(arguments)
+    if arguments.synthetic:
+        train = PublicImages.read(arguments.synthetic)
     classes = len(train.classes)
     found: dict[str, object] = {"train": len(train.pixels), "test": len(test.pixels), "seeds": arguments.seeds}
     for recipe in (LOGISTIC_REGRESSION, MLP, CNN):
@@ -128,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=modes)
     parser.add_argument("data")
+    parser.add_argument("--synthetic", default=None)
     parser.add_argument("--images", type=int, default=None)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -5,13 +5,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sfumato.data import PrivateImages, PublicImages
-    from sfumato.methods import DPMERF
+    from sfumato.methods import DPMERF, DPLFlow
     from sfumato.privacy import Budget, Ledger, NoGuarantee
     from sfumato.release import Release
 
-__all__ = ["DPMERF", "Budget", "Ledger", "NoGuarantee", "PrivateImages", "PublicImages", "Release"]
+__all__ = ["DPMERF", "Budget", "DPLFlow", "Ledger", "NoGuarantee", "PrivateImages", "PublicImages", "Release"]
 
-_ROOMS = {"PrivateImages": "data", "PublicImages": "data", "DPMERF": "methods", "Release": "release"}
+_ROOMS = {
+    "PrivateImages": "data",
+    "PublicImages": "data",
+    "DPLFlow": "methods",
+    "DPMERF": "methods",
+    "Release": "release",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The command line: methods · plan · train · sample · ledger · evaluate · demo · cache."""
+"""The command line: methods · plan · train · sample · ledger · evaluate · audit · demo · cache."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from sfumato.audit.command import audit_app
+from sfumato.compare import compare_command
 from sfumato.console import console, errors
 from sfumato.evaluation.command import evaluate_command
+from sfumato.report.command import report_command
 
 if TYPE_CHECKING:
     from sfumato.data.images import Options
@@ -315,6 +318,9 @@ def cache(*, clear: Annotated[bool, typer.Option("--clear", help="Remove it.")] 
 
 
 app.command("evaluate")(evaluate_command)
+app.add_typer(audit_app, name="audit")
+app.command("report")(report_command)
+app.command("compare")(compare_command)
 
 
 # From options to objects

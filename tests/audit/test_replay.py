@@ -20,13 +20,28 @@ RULES = {
     "no clip": {"movement"},
     "an N-dependent rate": {"same ledger"},
     "a step charged after its noise": {"charge first"},
+    "shuffled batches": {"movement"},
+    "an encoder fitted on the shard": {"movement"},
+    "an un-noised aggregate": {"movement"},
+    "randomised response on projections": {"same release"},
+    "halved noise": {"noise"},
+    "batch normalisation": {"refused"},
+    "a loss that mixes the batch": {"refused"},
+    "un-noised momentum": {"same release"},
+    "private state read across records": {"refused"},
 }
+# These move no sum and no release; listening to the noise is what finds them.
+SILENT = {"seeded noise", "answers left in floating point"}
 
 
-@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.__name__)
+def mistake(twin: type[SoundTwin]) -> str:
+    return (twin.__doc__ or "").strip()
+
+
+@pytest.mark.parametrize("twin", [t for t in TWINS if mistake(t) not in SILENT], ids=lambda twin: twin.__name__)
 def test_every_broken_twin_is_caught_by_the_rule_it_breaks(twin: type[SoundTwin]) -> None:
     result = replay(twin.small(), worst_case_images(12, size=8), budget=BUDGET, pairs=12)
-    assert RULES[(twin.__doc__ or "").strip()] <= {finding.rule for finding in result.findings}
+    assert RULES[mistake(twin)] <= {finding.rule for finding in result.findings}
 
 
 def test_the_sound_twin_is_not() -> None:

@@ -7,9 +7,10 @@ import math
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from sfumato.privacy import Block, Budget, BudgetExceeded, NoisySums, Plan, RawAccess
-from sfumato.privacy.accounting import best_guess, calibrate, epsilon
+from sfumato.privacy.accounting import best_guess, calibrate, epsilon, most_recognised
 
 
 def event(rate: float, noise: float, steps: int, name: str = "train") -> NoisySums:
@@ -108,3 +109,13 @@ def test_delta_is_held_against_the_declared_size() -> None:
     with pytest.warns(UserWarning, match="above"):
         Budget(1, 2e-4).check_delta(1000)
     Budget(1, 1e-5).check_delta(1000)
+
+
+@pytest.mark.parametrize("false_alarms", [0.001, 0.01, 0.1])
+@pytest.mark.parametrize("noise", [0.5, 1.0, 2.0])
+def test_the_odds_of_a_suspicion_are_those_of_the_gaussian_test(noise: float, false_alarms: float) -> None:
+    """The best test of one Gaussian against its shift by 1/σ is known; a bound may be above it, hardly, never below."""
+    exact = stats.norm.cdf(stats.norm.ppf(false_alarms) + 1 / noise)
+    assert exact <= most_recognised([event(1.0, noise, 1)], false_alarms) <= exact * 1.01
+    assert most_recognised([], false_alarms) == pytest.approx(false_alarms)
+    assert most_recognised([RawAccess("all", "a test")], false_alarms) == 1.0

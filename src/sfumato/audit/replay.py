@@ -22,6 +22,7 @@ from sfumato.methods.base import Method
 from sfumato.privacy import AnyBudget, Event, Ledger, NoisySums, PrivateRecords, Randomness
 from sfumato.privacy.answers import Question
 from sfumato.privacy.events import RawAccess
+from sfumato.privacy.gradients import Refused
 from sfumato.privacy.sampling import Units
 
 TOLERANCE = 1e-6  # of the declared movement: float64 rounding
@@ -69,6 +70,19 @@ class Replay:
         finding = Finding(rule, where, detail)
         if finding not in self.findings:
             self.findings.append(finding)
+
+    def add_all(self, other: Replay) -> None:
+        """Take over what another replay found."""
+        self.pairs += other.pairs
+        for finding in other.findings:
+            self.add(finding.rule, finding.where, finding.detail)
+        for name, value in other.movement.items():
+            self.movement[name] = max(value, self.movement.get(name, 0.0))
+
+    @property
+    def stopped(self) -> bool:
+        """The method did not run at all, so there is nothing to gain from another pair."""
+        return any(finding.rule in ("refused", "vacuous") for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -170,7 +184,7 @@ def replay(
         with Ledger(None, budget) as ledger:
             try:
                 release = method.fit(private, budget, ledger, tape=recorder, **options)
-            except (LookupError, RuntimeError, PermissionError) as error:
+            except (LookupError, RuntimeError, PermissionError, Refused) as error:
                 result.add("refused", "first run", f"{type(error).__name__}: {error}")
                 return result
             events = ledger.events()

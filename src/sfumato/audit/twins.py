@@ -1,4 +1,4 @@
-"""Broken twins: one sound method and what becomes of it when a known mistake is made. Replay must catch each.
+"""Broken twins: one sound method and what becomes of it when a known mistake is made. Some audit must catch each.
 
 Most of them reach behind the Curator on purpose. That is the point: Python cannot stop an author from doing so, so
 the audit must notice when one does.
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sfumato.methods.base import Method, Shape
 from sfumato.privacy import Block, Counts, Curator, NoisyGradient, NoisySums, PrivateRecords, Step
-from sfumato.privacy.answers import Part
+from sfumato.privacy.answers import Part, Question, noisy
 from sfumato.release.release import Release
 
 
@@ -119,8 +119,63 @@ class _PaysLater(Step):
             curator._charge(event)
 
 
+class _Shuffled(Step):
+    """An epoch is a permutation cut into batches of one size; the ledger is told of independent coins."""
+
+    def __init__(self, curator: Curator, event: NoisySums, index: int) -> None:
+        super().__init__(curator, event, index)
+        everyone = curator._units.sample(curator._randomness, 1.0, "everyone")
+        batches = max(1, round(1 / event.rate))
+        key = curator._randomness._stream("shuffle", index // batches)
+        order = np.random.default_rng(key).permutation(everyone)
+        self._batch = np.sort(np.array_split(order, batches)[index % batches])
+
+
+def _taped(curator: Curator, question: Question, answer: Tensor) -> Tensor:
+    """What a Curator does with a tape, for those that draw their own noise."""
+    tape = curator._tape
+    return answer if tape is None else tape.exchange(question, answer, charges=curator._charges)
+
+
+class _HalvedNoise(Curator):
+    """The noise is half of what the question says."""
+
+    def _exchange(self, question: Question) -> Tensor:
+        parts = tuple(replace(part, deviation=part.deviation / 2) for part in question.parts)
+        answer = noisy(replace(question, parts=parts), self._randomness)
+        return _taped(self, question, answer)
+
+
+class _SeededNoise(Curator):
+    """The noise comes from a generator that somebody seeded: the same in every run and every step."""
+
+    def _exchange(self, question: Question) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        pieces = []
+        for part in question.parts:
+            noise = torch.randn(part.total.numel(), generator=generator, dtype=torch.float64)
+            pieces.append(part.total.flatten().double() + part.deviation * noise)
+        return _taped(self, question, torch.cat(pieces))
+
+
+class _OffGrid(Curator):
+    """The right noise, left in floating point: the last bits of an answer tell which sums were possible."""
+
+    def _exchange(self, question: Question) -> Tensor:
+        count = sum(part.total.numel() for part in question.parts)
+        label = (question.event, question.step, question.block)
+        noise = self._randomness.gaussian(count, self.device, *label)
+        sizes = [part.total.numel() for part in question.parts]
+        pieces = [p.total.flatten() + p.deviation * n for p, n in zip(question.parts, noise.split(sizes), strict=True)]
+        return _taped(self, question, torch.cat(pieces))
+
+
 class _HalfPaidCurator(Curator):
     step_type = _HalfPaid
+
+
+class _ShuffledCurator(Curator):
+    step_type = _Shuffled
 
 
 class _UnclippedCurator(Curator):
@@ -165,7 +220,7 @@ class SkipsEmpty(SoundTwin):
 
     curator_type: ClassVar[type[Curator]] = _SkipsEmptyCurator
     rate: float = 0.03
-    steps: int = 20
+    steps: int = 10
 
 
 @dataclass(frozen=True)
@@ -217,15 +272,160 @@ class SizeDependentRate(SoundTwin):
         return SoundTwin.fit(replace(self, rate=min(1.0, 20 / max(1, size))), private, *arguments, **options)
 
 
+@dataclass(frozen=True)
+class Shuffled(SoundTwin):
+    """shuffled batches"""
+
+    curator_type: ClassVar[type[Curator]] = _ShuffledCurator
+
+
+@dataclass(frozen=True)
+class HalvedNoise(SoundTwin):
+    """halved noise"""
+
+    curator_type: ClassVar[type[Curator]] = _HalvedNoise
+
+
+@dataclass(frozen=True)
+class SeededNoise(SoundTwin):
+    """seeded noise"""
+
+    curator_type: ClassVar[type[Curator]] = _SeededNoise
+
+
+@dataclass(frozen=True)
+class OffGrid(SoundTwin):
+    """answers left in floating point"""
+
+    curator_type: ClassVar[type[Curator]] = _OffGrid
+
+
+@dataclass(frozen=True)
+class ShardEncoder(SoundTwin):
+    """an encoder fitted on the shard"""
+
+    def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
+        images = _peek(curator)[0].clamp(0, 1).flatten(1)
+        encoder = torch.linalg.svd(images - 0.5, full_matrices=False)[2][0]
+
+        def loss(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
+            # Each record is rebuilt from its own code, but the encoder has seen everybody.
+            code = 10 * torch.sign(torch.nan_to_num(images).flatten(1) @ encoder)[:, None] * encoder
+            return self.loss(model, code.view_as(images), labels, random)
+
+        return step.noisy_gradient("gradient", model, loss, clip={"base": self.clip, "offset": self.clip}) / 10.0
+
+
+@dataclass(frozen=True)
+class UnnoisedAggregate(SoundTwin):
+    """an un-noised aggregate"""
+
+    def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
+        aggregate = (_peek(curator)[0].clamp(0, 1).flatten(1) - 0.5).sum()
+        signal = torch.tanh(aggregate)  # the loss's derivative by the aggregate, which every record's gradient shares
+
+        def loss(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
+            return signal * self.loss(model, images, labels, random)
+
+        return step.noisy_gradient("gradient", model, loss, clip={"base": self.clip, "offset": self.clip}) / 10.0
+
+
+@dataclass(frozen=True)
+class ResponseOnProjections(SoundTwin):
+    """randomised response on projections"""
+
+    def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
+        images, labels = _peek(curator)
+        directions = torch.randn(8, images[0].numel())
+        # The directions know nothing of the data; flipping some of them protects nobody.
+        chosen = directions[torch.where(torch.rand(()) < 0.5, 0, torch.randint(8, ()))]
+        with torch.no_grad():
+            apart = (model(labels) - images).flatten(1).clamp(-1, 1)
+        pull = (apart @ chosen)[:, None] * chosen
+        return NoisyGradient(model, {"base": pull.mean(0)})
+
+
+@dataclass(frozen=True)
+class UnnoisedMomentum(SoundTwin):
+    """un-noised momentum"""
+
+    def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
+        gradient = super().learn(curator, step, model)
+        images, labels = _peek(curator)
+        momentum = (model(labels) - images).flatten(1).clamp(-1, 1).mean(0).detach()
+        return NoisyGradient(model, {**gradient.parts, "base": gradient.parts["base"] + 0.9 * momentum})
+
+
+class NormalisedImages(MeanImages):
+    """Mean images behind batch normalisation."""
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__(shape, classes)
+        self.norm = nn.BatchNorm2d(shape[0], affine=False, track_running_stats=False)
+
+    def forward(self, labels: Tensor) -> Tensor:
+        images: Tensor = self.norm(super().forward(labels))
+        return images
+
+
+@dataclass(frozen=True)
+class Normalised(SoundTwin):
+    """batch normalisation"""
+
+    def build(self, shape: Shape, classes: int) -> MeanImages:
+        return NormalisedImages(shape, classes)
+
+
+@dataclass(frozen=True)
+class MixedLoss(SoundTwin):
+    """a loss that mixes the batch"""
+
+    def loss(self, model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
+        return super().loss(model, images - torch.nan_to_num(images).clamp(0, 1).mean(0), labels, random)
+
+
+@dataclass(frozen=True)
+class StateAcrossRecords(SoundTwin):
+    """private state read across records"""
+
+    def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
+        model = self.build(curator.shape, len(curator.classes)).to(curator.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate)
+        state = curator.private_state("codes", curator.shape)
+
+        def everybody(images: Tensor, labels: Tensor, random: object, own: Tensor) -> Tensor:
+            return torch.nan_to_num(images).clamp(0, 1).mean(0).expand_as(own)
+
+        def loss(model: nn.Module, images: Tensor, labels: Tensor, random: object, own: Tensor) -> Tensor:
+            return self.loss(model, images - 3 * own, labels, random)
+
+        for step in curator.steps("train"):
+            step.update(state, everybody)
+            clips = {"base": self.clip, "offset": self.clip}
+            (step.noisy_gradient("gradient", model, loss, clip=clips, state=state) / 10.0).apply(optimizer)
+        return model, None
+
+
 TWINS: tuple[type[SoundTwin], ...] = (
     TwoClips,
+    Shuffled,
     RealBatchSize,
+    SizeDependentRate,
+    ShardEncoder,
+    UnnoisedAggregate,
+    ResponseOnProjections,
+    HalvedNoise,
+    SeededNoise,
+    OffGrid,
     SkipsEmpty,
+    Normalised,
+    MixedLoss,
+    UnnoisedMomentum,
+    StateAcrossRecords,
     Centred,
     EarlyStopping,
     Unlisted,
     NoClip,
-    SizeDependentRate,
     ChargedAfter,
 )
 """Each one's docstring names the mistake."""

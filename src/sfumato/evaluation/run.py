@@ -61,6 +61,7 @@ def evaluate(
     cache: Path | None = None,
     with_inception: bool = True,
     inception_head: Path | None = None,
+    baselines: bool = True,
     guarantee: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
@@ -69,7 +70,8 @@ def evaluate(
     One synthetic set is judged by one classifier per seed. Several sets are taken as independent trainings of one
     generator and get one classifier each, as the ``sinkhorn`` papers do it. ``feature_images`` bounds the images of
     each set that go through the feature network: by default all on a GPU and 1,000 on a CPU; the count is in every
-    result. ``with_inception=False`` does without FID and KID. ``cache`` is a folder for the statistics of real images
+    result. ``with_inception=False`` does without FID and KID. ``baselines=False`` is for many sets on the same real
+    data, whose baselines are measured once. ``cache`` is a folder for the statistics of real images
     and noise. ``data``, a name for the real collection, and ``guarantee``, what the release's card says (ε, δ, unit),
     are repeated with every number.
     """
@@ -85,16 +87,21 @@ def evaluate(
     bound = CPU_FEATURE_IMAGES if feature_images is None and device.type == "cpu" else feature_images
     if len({len(part) for part in sets}) > 1:
         raise ValueError(f"several synthetic sets must be equally large, not {[len(part) for part in sets]} images")
-    rows = _rows(chosen, sets, train, test, len(classes), bound)
+    rows = _rows(chosen, sets, train, test, len(classes), bound)[: None if baselines else 1]
     run = _Run(chosen, classes, seeds, device, cache, Context(chosen.name, data, guarantee), progress)
 
     measured: list[dict[str, Any]] = []
     left_out: list[dict[str, str]] = []
     if len(classes) > 1:
         judges = [judge for row in rows for judge in run.accuracies(row, measured) if row.name == REAL]
-        run.agreement(judges[0], rows, measured)
+        if judges:
+            run.agreement(judges[0], rows, measured)
     else:
         left_out.append({"metric": "accuracy", "reason": "the data has one class, so there is nothing to classify"})
+    if not baselines:
+        left_out.append(
+            {"metric": "label_agreement", "reason": "without baselines no classifier learns from real data"}
+        )
     if with_inception:
         network = inception()
         found = run.fidelity(network, rows, measured, published=True)

@@ -68,6 +68,10 @@ class Method(ABC):
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         """One image in 0..1 for each label, with torch's global generator, which is public here."""
 
+    def claim(self) -> dict[str, Any] | None:
+        """An ε that its authors claim for the very noise it draws, ``epsilon``, ``delta`` and ``by``; shown struck."""
+        return None
+
     # What follows from it
 
     @classmethod
@@ -153,6 +157,7 @@ class Method(ABC):
                 max_images_per_unit=max_images_per_unit,
                 device=device_name,
                 command=command,
+                claim=self.claim(),
             )
             return Release(self, model, card)
         finally:

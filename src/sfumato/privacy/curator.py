@@ -38,6 +38,10 @@ _SUM_CHUNK = 256  # units in one chunk of feature vectors, which may be long
 _MARGIN = 1e-9  # the clip of a float64 sum aims this much lower, for the rounding of the division
 
 
+class AnswerLost(RuntimeError):
+    """A question was charged, and a crash took its answer: the run cannot go on, and what it spent stays spent."""
+
+
 class Progress(Protocol):
     """Told public numbers only: which part, how many of how many, and the ε so far."""
 
@@ -159,7 +163,7 @@ class Curator:
             if self._checkpoint:
                 self._checkpoint.save_answer(name, answer)
             return answer
-        raise RuntimeError(
+        raise AnswerLost(
             f"{name!r} was charged before a crash and its answer is lost; the ledger cannot pay for it twice. "
             "Start a new run with a budget of its own"
         )
@@ -261,11 +265,11 @@ class Step:
         groups = groups_of(model, clip)
         self._probe(block, draws, state, lambda batch: check(model, loss, batch, clip))
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        totals = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
+        totals: dict[str, Tensor] = {}
         numbers = math.prod(self._curator.shape) * draws
         for batch in self._batches(block, draws, state, max(1, _CHUNK // numbers)):
             for name, part in clipped_sum(model, loss, batch, clip).items():
-                totals[name] += part
+                totals[name] = totals[name] + part if name in totals else part
         spread = math.sqrt(len(groups)) * self._noise_multiplier(block)
         parts = tuple(
             Part(group or "all", torch.cat([totals[n].flatten() for n in names]), bound, spread * bound)

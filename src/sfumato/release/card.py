@@ -10,9 +10,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sfumato.privacy import Budget, Ledger, Plan, Randomness, RawAccess
-from sfumato.privacy.accounting import ACCOUNTANT, RELATION, best_guess, epsilon
+from sfumato.privacy.accounting import ACCOUNTANT, RELATION, best_guess, epsilon, most_recognised
 from sfumato.privacy.randomness import DESCRIPTION
 
+FALSE_ALARMS = (1000, 100, 10)
+"""One false alarm in so many."""
 PACKAGES = ("sfumato", "torch", "numpy", "dp-accounting", "safetensors")
 
 
@@ -41,6 +43,7 @@ def make_card(
     max_images_per_unit: int,
     device: str,
     command: str | None,
+    claim: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Certified where every access was a Curator's answer, no guarantee where the records were opened."""
     events = ledger.events(run)
@@ -56,9 +59,13 @@ def make_card(
         "epsilon": rounded_up(spent) if certified else None,
         "delta": budget.delta if certified else None,
         "unit": budget.unit,
+        "claim": claim,
         "relation": RELATION,
         "sentence": "",
         "best_guess": rounded_up(best_guess(events)) if certified else 1.0,
+        "recognised": {str(often): rounded_up(most_recognised(events, 1 / often)) for often in FALSE_ALARMS}
+        if certified
+        else None,
         "reasons": reasons,
         "collection_epsilon": rounded_up(ledger.spent()) if math.isfinite(ledger.spent()) else None,
         "method": method,

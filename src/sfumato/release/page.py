@@ -10,7 +10,7 @@ import numpy as np
 
 from sfumato.release.grid import data_address, grid
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light; --ink: #23211e; --faint: #6d675e; --line: #ddd6ca; --paper: #fbf9f5; --good: #2f6b4f;
   --bad: #a3301f; }
 * { box-sizing: border-box; }
@@ -21,23 +21,38 @@ h2 { font-size: 1.15rem; margin: 2.25rem 0 .5rem; border-bottom: 1px solid var(-
 .verdict { display: inline-block; font: 600 .8rem/1 system-ui, sans-serif; letter-spacing: .06em; color: #fff;
   padding: .45rem .7rem; border-radius: .25rem; text-transform: uppercase; background: var(--good); }
 .verdict.none { background: var(--bad); }
-.numbers { font-size: 2.2rem; margin: 1.25rem 0 .25rem; }
+.numbers { font-size: 2.2rem; line-height: 1.25; margin: 1.25rem 0 .25rem; }
 .numbers small, .note { color: var(--faint); font-size: .95rem; }
 table { border-collapse: collapse; width: 100%; font: .88rem/1.4 system-ui, sans-serif; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line);
-  overflow-wrap: anywhere; }
+  overflow-wrap: break-word; }
+.made td { overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
-img { max-width: 100%; image-rendering: pixelated; border: 1px solid var(--line); }
+img { max-width: 100%; height: auto; image-rendering: pixelated; border: 1px solid var(--line); }
 code { font: .85rem/1.5 ui-monospace, Menlo, monospace; overflow-wrap: anywhere; }
+@media (max-width: 30rem) { .numbers small { display: block; } }
 @media print { body { background: #fff; font-size: 11pt; } main { padding: 0; } h2 { break-after: avoid; } }
 """
 
 
-def card_page(card: dict[str, Any], images: np.ndarray, *, columns: int) -> str:
-    """The whole page; ``images`` are samples, one row of ``columns`` for each class."""
+# Should anything ever slip into a page that asks for more than the page holds, the browser refuses to fetch it.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def html_page(title: str, body: str, *, style: str = "") -> str:
+    """A page of the house: everything inside, no script, nothing fetched; ``style`` adds to the shared one."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head>"
+        f"<body>{body}</body></html>\n"
+    )
+
+
+def card_page(card: dict[str, Any], samples: str, *, meaning: str = "", style: str = "") -> str:
+    """The whole page around ``samples``, markup that shows them; ``meaning`` follows the guarantee's sentence."""
     certified = card["guarantee"] == "certified"
-    size = images.shape[-1]
-    picture = data_address(grid(images, columns=columns, scale=max(1, 56 // size)))
     verdict = f'<span class="verdict{"" if certified else " none"}">{escape(card["guarantee"])}</span>'
     numbers = (
         f'<p class="numbers">ε = {card["epsilon"]:g} <small>at δ = {card["delta"]:g}, for each {escape(card["unit"])}'
@@ -45,6 +60,11 @@ def card_page(card: dict[str, Any], images: np.ndarray, *, columns: int) -> str:
         if certified
         else '<p class="numbers">ε = ∞</p>'
     )
+    if claim := card.get("claim"):
+        numbers += (
+            f'<p class="note"><s>ε = {claim["epsilon"]:g} at δ = {claim["delta"]:g}</s> is what {escape(claim["by"])} '
+            "claims for the same noise; the number above is what follows from how the data was touched.</p>"
+        )
     shared = ""
     if certified and card["collection_epsilon"] != card["epsilon"]:
         shared = (
@@ -53,21 +73,24 @@ def card_page(card: dict[str, Any], images: np.ndarray, *, columns: int) -> str:
         )
     sections = [
         f"<h1>Synthetic images by {escape(card['method'])}</h1><p>{verdict}</p>{numbers}",
-        f"<p>{escape(card['sentence'])}</p>{shared}",
-        f'<h2>Samples</h2><img src="{picture}" alt="Synthetic samples, a row for each of the first classes">'
-        f'<p class="note">Classes: {escape(", ".join(card["classes"][:10]))}'
-        f"{', …' if len(card['classes']) > 10 else ''}. Drawn from the release, not from the collection.</p>",
+        f"<p>{escape(card['sentence'])}</p>{shared}{meaning}",
+        f"<h2>Samples</h2>{samples}",
         "<h2>What was asked of the collection</h2>" + _events(card),
         "<h2>What is treated as public</h2>" + _list(card["public"]),
         "<h2>What is not covered</h2>" + _list(_limits(card)),
         "<h2>How it was audited</h2>" + (_list(card["audits"]) if card["audits"] else "<p>No audit has been run.</p>"),
         "<h2>How it was made</h2>" + _made(card),
     ]
+    return html_page(f"{card['method']}: {card['guarantee']}", f"<main>{''.join(sections)}</main>", style=style)
+
+
+def sample_grid(card: dict[str, Any], images: np.ndarray, *, columns: int) -> str:
+    """Samples as one picture, a row of ``columns`` for each of the first classes."""
+    picture = data_address(grid(images, columns=columns, scale=max(1, 56 // images.shape[-1])))
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(card['method'])}: {escape(card['guarantee'])}</title><style>{_STYLE}</style></head>"
-        f"<body><main>{''.join(sections)}</main></body></html>\n"
+        f'<img src="{picture}" alt="Synthetic samples, a row for each of the first classes">'
+        f'<p class="note">Classes: {escape(", ".join(card["classes"][:10]))}'
+        f"{', …' if len(card['classes']) > 10 else ''}. Drawn from the release, not from the collection.</p>"
     )
 
 
@@ -122,4 +145,4 @@ def _made(card: dict[str, Any]) -> str:
         "command": card["command"] or "from Python",
     }
     body = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows.items())
-    return f'<div class="scroll"><table>{body}</table></div>'
+    return f'<table class="made">{body}</table>'

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sfumato.release.page import card_page
+from sfumato.release.page import card_page, sample_grid
 
 
 class Sampler(Protocol):
@@ -23,6 +23,13 @@ class Sampler(Protocol):
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module: ...
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class Density(Protocol):
+    """A method whose network knows how likely an image is."""
+
+    def density(self, model: nn.Module, images: Tensor) -> Tensor: ...
 
 
 class DamagedRelease(ValueError):
@@ -85,6 +92,31 @@ class Release:
                 images[start : start + batch] = (part.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
         return images, wanted.numpy()
 
+    def density(self, images: np.ndarray, *, batch: int = 500, device: str | torch.device | None = None) -> np.ndarray:
+        """The log-density of ``uint8 [N, C, H, W]`` images under each class, ``float64 [N, classes]``.
+
+        Only a method with an exact density has one; its numbers compare images under one class, not classes.
+        """
+        if not isinstance(self.method, Density):
+            raise TypeError(f"{self.card['method']} has no density; dp-lflow has one")
+        if images.dtype != np.uint8 or images.shape[1:] != self.shape:
+            raise ValueError(f"images must be uint8 of shape {self.shape}, not {images.dtype} {images.shape[1:]}")
+        target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        model = self.model.to(target)
+        parts = []
+        with torch.no_grad():
+            for start in range(0, len(images), batch):
+                pixels = torch.tensor(images[start : start + batch], device=target)
+                values = self.method.density(model, pixels.to(torch.get_default_dtype()) / 255.0)
+                parts.append(values.double().cpu().numpy())
+        return np.concatenate(parts) if parts else np.zeros((0, len(self.classes)))
+
+    def page(self) -> str:
+        """The card as HTML. Its samples come from a fixed seed and the CPU, so that anyone can draw them again."""
+        labels = np.repeat(np.arange(len(self.classes)), 10)[:100]
+        images, _ = self.sample(len(labels), labels=labels, seed=0, device="cpu")
+        return card_page(self.card, sample_grid(self.card, images, columns=10))
+
     def save(self, folder: str | Path) -> Path:
         """``model.safetensors``, ``card.json`` and ``card.html``, all or nothing."""
         folder = Path(folder)
@@ -96,10 +128,7 @@ class Release:
             tensors = {name: tensor.contiguous().cpu() for name, tensor in self.model.state_dict().items()}
             save_file(tensors, temporary / "model.safetensors", metadata={"sentence": self.card["sentence"]})
             (temporary / "card.json").write_text(json.dumps(self.card, indent=2, ensure_ascii=False) + "\n")
-            shown = min(100, 10 * len(self.classes))
-            labels = np.repeat(np.arange(len(self.classes)), 10)[:shown]
-            images, _ = self.sample(len(labels), labels=labels, seed=0)
-            (temporary / "card.html").write_text(card_page(self.card, images, columns=10))
+            (temporary / "card.html").write_text(self.page())
             temporary.chmod(0o755)
             if folder.exists():
                 folder.rmdir()

@@ -1,0 +1,236 @@
+"""``sfumato compare``: every certified method on the same data, with the same sampler, accountant and metrics.
+
+Each training is a run of its own: a folder with its release, its ledger and its evaluation, each written whole. So a
+comparison that was killed goes on where it was when the same command is given again. Its numbers are NOT PRIVATE.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sfumato.console import console, errors
+from sfumato.trial import BASELINES, EVALUATION, Cell, Terms, do
+
+if TYPE_CHECKING:
+    from sfumato.methods import Method
+
+# Torch is imported where it is used: ``sfumato --help`` should not wait for it.
+
+
+def compare_command(
+    data: Annotated[Path, typer.Argument(help="The private collection: image folder, npz, idx folder, parquet.")],
+    *,
+    out: Annotated[Path, typer.Option(help="The comparison's folder. The same command again goes on in it.")],
+    methods: Annotated[str, typer.Option(help="'all', or names with commas between; NAME:VARIANT for a variant.")] = (
+        "all"
+    ),
+    epsilon: Annotated[str, typer.Option(help="Budgets, with commas between.")] = "1,10",
+    delta: Annotated[float, typer.Option(help="δ of the guarantee; well below one over the number of units.")] = 1e-5,
+    unit: Annotated[str, typer.Option(help="What is protected: 'image', or 'person' by a person column.")] = "image",
+    seeds: Annotated[int, typer.Option(min=1, help="Independent trainings of each method at each ε.")] = 1,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="steps=200 for every method that has it; dp-merf.features=500.")
+    ] = None,
+    protocol: Annotated[str, typer.Option(help="sinkhorn, dppm, dpdm or bench.")] = "sinkhorn",
+    images: Annotated[int | None, typer.Option(help="Synthetic images of each run [default: the protocol's].")] = None,
+    feature_images: Annotated[int | None, typer.Option(min=12, help="Images of each set for FID and its kin.")] = None,
+    no_inception: Annotated[bool, typer.Option("--no-inception", help="Do without FID and KID.")] = False,
+    test: Annotated[Path | None, typer.Option(help="The real test images, if they lie elsewhere.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time [default: one for each core, one on a GPU].")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    size: Annotated[int | None, typer.Option(help="Resize to a square of this many pixels.")] = None,
+    colour: Annotated[str | None, typer.Option(help="grey or rgb; by default as the files are.")] = None,
+    classes: Annotated[str | None, typer.Option(help="The label set: a number, or names with commas.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="parquet: the label's column.")] = None,
+    person_column: Annotated[str | None, typer.Option(help="parquet: the person's column.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Train and judge every certified method alike, and write a table, a curve and a page. NOT PRIVATE."""
+    import torch
+
+    from sfumato.comparison import gather, print_table, write
+    from sfumato.evaluation.protocols import protocol_named
+
+    count = images or protocol_named(protocol).synthetic_count
+    options: dict[str, Any] = {"size": size, "colour": colour, "classes": _classes(classes)}
+    options |= {"label_column": label_column, "person_column": person_column}
+    chosen_device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    terms = Terms(
+        data=data,
+        test=test,
+        options={key: value for key, value in options.items() if value is not None},  # type: ignore[arg-type]
+        delta=delta,
+        unit=unit,
+        protocol=protocol,
+        images=count,
+        feature_images=feature_images,
+        with_inception=not no_inception,
+        device=chosen_device,
+        out=out,
+    )
+    chosen = chosen_methods(methods, settings or [])
+    cells = [Cell(m, e, number) for number in range(seeds) for e in _budgets(epsilon) for m in chosen]
+    _show_plan(cells, terms)
+    failed = run_all(cells, terms, jobs=jobs or (1 if chosen_device == "cuda" else os.cpu_count() or 1))
+    result = gather(cells, terms, failed=failed)
+    written = write(result, out)
+    if as_json:
+        print(json.dumps(result, indent=2, ensure_ascii=False))
+    else:
+        print_table(result, console)
+        console.print(f"Written: {', '.join(path.name for path in written)} in {out}", soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+# What is compared
+
+
+def chosen_methods(names: str, settings: Iterable[str]) -> list[Method]:
+    """Configured methods: each registered one in its first certified form, or those that are named."""
+    from sfumato.methods import METHODS, find
+
+    wanted = []
+    for name in METHODS if names == "all" else [part.strip() for part in names.split(",")]:
+        base, _, variant = name.partition(":")
+        certified = find(base).certified_variants()
+        if variant and variant not in certified:
+            listed = ", ".join(certified) or "none"
+            raise ValueError(f"{base} has no certified variant {variant!r}; it has {listed}. Only these are compared")
+        if certified:
+            wanted.append((base, variant or certified[0]))
+    values: dict[str, dict[str, str]] = {base: {} for base, _ in wanted}
+    for setting in settings:
+        key, separator, value = (part.strip() for part in setting.partition("="))
+        if not separator:
+            raise ValueError(f"--set takes key=value or method.key=value, not {setting!r}")
+        owner, dot, own_key = key.rpartition(".")
+        takers = [owner] if dot else [base for base, _ in wanted if key in find(base)().parameters()]
+        if not takers or takers[0] not in values:
+            raise ValueError(f"--set {key}: none of the compared methods ({', '.join(values)}) takes it")
+        for taker in takers:
+            values[taker][own_key] = value
+    return [find(base).configured({"variant": variant, **values[base]}) for base, variant in wanted]
+
+
+def _budgets(text: str) -> list[float]:
+    try:
+        found = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        raise ValueError(f"--epsilon takes numbers with commas between, such as 1,10, not {text!r}") from None
+    return found
+
+
+def _classes(text: str | None) -> int | tuple[str, ...] | None:
+    if text is None:
+        return None
+    return int(text) if text.isdigit() else tuple(name.strip() for name in text.split(","))
+
+
+def _show_plan(cells: Sequence[Cell], terms: Terms) -> None:
+    """What all runs will cost together, before anything is touched; a budget that cannot be met is refused here."""
+    from sfumato.privacy import Budget
+    from sfumato.privacy.accounting import epsilon
+
+    budgets = {cell.epsilon: Budget(cell.epsilon, terms.delta, terms.unit) for cell in cells}  # type: ignore[arg-type]
+    plans = {(cell.name, cell.epsilon): cell.method.plan(budgets[cell.epsilon]) for cell in cells if not cell.number}
+    events = [event for cell in cells for event in plans[cell.name, cell.epsilon].events]
+    errors.print(
+        f"{len(cells)} run{'s' * (len(cells) != 1)}: together they will cost ε = {epsilon(events, terms.delta):.3g} at "
+        f"δ = {terms.delta:g} for each {terms.unit}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+# Running
+
+
+def run_all(cells: Sequence[Cell], terms: Terms, *, jobs: int) -> dict[str, str]:
+    """Do what is not done yet, ``jobs`` at a time, each in a process of its own; what failed, and why."""
+    _begin(terms)
+    tasks: list[Cell | None] = [None, *cells]
+    left = [task for task in tasks if not _finished(task, terms.out)]
+    jobs = max(1, min(jobs, len(left)))
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    failed: dict[str, str] = {}
+    # A fresh process for each run, so that its peak memory is its own.
+    pool = ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=_stay_with_parent, initargs=(threads,), max_tasks_per_child=1
+    )
+    try:
+        futures: dict[Future[None], Cell | None] = {pool.submit(do, task, terms): task for task in left}
+        for done, future in enumerate(as_completed(futures), start=1):
+            name = str(futures[future] or "baselines")
+            problem = future.exception()
+            if problem is not None:
+                failed[name] = f"{type(problem).__name__}: {problem}"
+            errors.print(
+                f"{done} of {len(left)}: {name}{'' if problem is None else f' FAILED: {failed[name]}'}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+    except KeyboardInterrupt:
+        errors.print("\nStopped. The same command goes on from here; the ledgers hold what was spent.")
+        raise typer.Exit(130) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    return failed
+
+
+def _begin(terms: Terms) -> None:
+    from sfumato.report.folder import write_whole
+
+    path = terms.out / "terms.json"
+    places = {"path": str(terms.data.resolve()), "test": None if terms.test is None else str(terms.test.resolve())}
+    facts = json.loads(json.dumps({**terms.facts(), **places}))
+    if path.exists():
+        before = json.loads(path.read_text())
+        changed = sorted(key for key in {*before, *facts} if before.get(key) != facts.get(key))
+        if changed:
+            raise ValueError(f"{terms.out} holds a comparison with another {', '.join(changed)}; choose another --out")
+        return
+    if terms.out.exists() and any(terms.out.iterdir()):
+        raise FileExistsError(f"{terms.out} is not empty and holds no comparison; choose another --out")
+    terms.out.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_whole(path, json.dumps(facts, indent=2) + "\n", private=True)
+
+
+def _finished(task: Cell | None, out: Path) -> bool:
+    if task is None:
+        return (out / BASELINES).exists()
+    folder = task.folder(out)
+    return (folder / "internal" / EVALUATION).exists() and _same_settings(task, folder)
+
+
+def _same_settings(cell: Cell, folder: Path) -> bool:
+    facts = json.loads((folder / "internal" / "run.json").read_text())
+    if facts["parameters"] != json.loads(json.dumps(cell.method.parameters())):
+        raise ValueError(f"{folder} holds a run with other parameters; choose another --out")
+    return True
+
+
+def _stay_with_parent(threads: int) -> None:
+    """Few threads, and no life after the command's: a killed comparison must leave its ledgers unlocked."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()

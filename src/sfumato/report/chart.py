@@ -1,0 +1,194 @@
+"""Charts as inline SVG and plain HTML: no script, readable in print and on a phone, shapes as well as colours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+COLOURS = ("#2f6b4f", "#8a4b2d", "#3c5a86", "#8c6d1f", "#6b3f73", "#1f7a8c", "#4f4a43", "#b0455b")
+# Drawn around the origin; a reader who sees no colours tells the methods apart by them.
+MARKS = (
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
+    "M-3.6-3.6h7.2v7.2h-7.2z",
+    "M0-4.8l4.6 8h-9.2z",
+    "M0-5l5 5l-5 5l-5-5z",
+    "M0 4.8l4.6-8h-9.2z",
+    "M-4.5-1.5h3v-3h3v3h3v3h-3v3h-3v-3h-3z",
+)
+
+STYLE = """
+figure { margin: 1.25rem 0 1.5rem; break-inside: avoid; }
+figcaption { font-size: 1.05rem; font-style: italic; margin-bottom: .5rem; }
+figure .note { margin: .5rem 0 0; }
+svg.chart { display: block; width: 100%; max-width: 33rem; height: auto; overflow: visible; }
+svg.dots { max-width: 22rem; }
+svg.chart text { font: 12px system-ui, sans-serif; fill: var(--ink); }
+svg.chart .axis, svg.chart .faint { fill: var(--faint); }
+table.bars td, table.bars th { border-bottom: 0; padding-top: .15rem; padding-bottom: .15rem; }
+table.bars td.track { width: 100%; padding: .15rem 0; vertical-align: middle; }
+table.bars th { font-weight: normal; white-space: nowrap; overflow-wrap: normal; }
+table.bars td.value { text-align: right; padding: .15rem 0 .15rem .75rem; white-space: nowrap;
+  font-variant-numeric: tabular-nums; }
+.track div { position: relative; height: .95rem; background: #efeae1; print-color-adjust: exact; }
+.track span { position: absolute; left: 0; top: 0; bottom: 0; background: var(--good); print-color-adjust: exact; }
+.track span.worst { background: var(--bad); }
+.track i { position: absolute; top: -.15rem; bottom: -.15rem; width: 2px; background: var(--ink);
+  print-color-adjust: exact; }
+"""
+
+
+def figure(question: str, chart: str, note: str = "") -> str:
+    """A chart under the question it answers; ``note`` is plain text."""
+    below = f'<p class="note">{escape(note)}</p>' if note else ""
+    return f"<figure><figcaption>{escape(question)}</figcaption>{chart}{below}</figure>"
+
+
+def dots(*, common: int, added: int, label: str) -> str:
+    """A hundred dots: ``common`` dark, then ``added`` red, the rest empty."""
+    fills = ["var(--ink)"] * common + ["var(--bad)"] * added
+    fills += ["none"] * (100 - len(fills))
+    marks = "".join(
+        f'<circle cx="{10 + 16 * (place % 20)}" cy="{10 + 16 * (place // 20)}" r="5.5" fill="{fill}" '
+        f'stroke="{"var(--faint)" if fill == "none" else fill}"/>'
+        for place, fill in enumerate(fills)
+    )
+    return f'<svg class="chart dots" viewBox="0 0 324 84" role="img" aria-label="{escape(label)}">{marks}</svg>'
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One line of ``bars``: a share in 0..1, and the share a baseline reaches, if one was measured."""
+
+    name: str
+    share: float
+    mark: float | None = None
+    worst: bool = False
+
+
+def bars(entries: Sequence[Bar], *, full: float = 1.0) -> str:
+    """Horizontal bars with their values, up to ``full``; a vertical line marks the baseline."""
+    rows = []
+    for bar in entries:
+        mark = "" if bar.mark is None else f'<i style="left:calc({100 * _unit(bar.mark / full):.1f}% - 1px)"></i>'
+        fill = f'<span{" class=worst" if bar.worst else ""} style="width:{100 * _unit(bar.share / full):.1f}%"></span>'
+        rows.append(
+            f'<tr><th>{escape(bar.name)}</th><td class="track"><div>{fill}{mark}</div></td>'
+            f'<td class="value">{100 * bar.share:.1f} %</td></tr>'
+        )
+    return f'<table class="bars">{"".join(rows)}</table>'
+
+
+@dataclass(frozen=True)
+class Point:
+    """A mean at ``x`` with the deviation over repetitions, if there were any."""
+
+    x: float
+    y: float
+    deviation: float | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """The points of one name, joined by a line."""
+
+    name: str
+    points: tuple[Point, ...]
+
+
+# The canvas is narrow so that its letters are still letters on a phone.
+_WIDTH, _LEFT, _RIGHT, _TOP, _HEIGHT = 400, 40, 12, 10, 210
+
+
+def curve(series: Sequence[Series], *, x: str, y: str, references: Mapping[str, float] | None = None) -> str:
+    """Lines over a logarithmic axis with error bars of one deviation; ``references`` are dashed levels."""
+    references = dict(references or {})
+    points = [point for line in series for point in line.points]
+    low, high, step = _nice(
+        [point.y - (point.deviation or 0) for point in points] + list(references.values()),
+        [point.y + (point.deviation or 0) for point in points] + list(references.values()),
+    )
+    ticks = sorted({point.x for point in points})
+    left, right = math.log(ticks[0]), math.log(ticks[-1])
+    inner = _WIDTH - _LEFT - _RIGHT - 60
+
+    def across(value: float) -> float:
+        return _LEFT + 30 + inner * (0.5 if left == right else (math.log(value) - left) / (right - left))
+
+    def down(value: float) -> float:
+        return _TOP + _HEIGHT * (high - value) / (high - low)
+
+    parts = []
+    for number in range(round((high - low) / step) + 1):
+        level = low + number * step
+        parts.append(
+            f'<path d="M{_LEFT} {down(level):.1f}H{_WIDTH - _RIGHT}" stroke="var(--line)"/>'
+            f'<text class="axis" x="{_LEFT - 6}" y="{down(level) + 4:.1f}" text-anchor="end">{level:g}</text>'
+        )
+    for tick in ticks:
+        parts.append(
+            f'<path d="M{across(tick):.1f} {_TOP + _HEIGHT}v5" stroke="var(--faint)"/>'
+            f'<text class="axis" x="{across(tick):.1f}" y="{_TOP + _HEIGHT + 19}" text-anchor="middle">{tick:g}</text>'
+        )
+    for name, level in references.items():
+        parts.append(
+            f'<path d="M{_LEFT} {down(level):.1f}H{_WIDTH - _RIGHT}" stroke="var(--faint)" stroke-dasharray="5 4"/>'
+            f'<text class="faint" x="{_WIDTH - _RIGHT}" y="{down(level) - 5:.1f}" text-anchor="end">'
+            f"{escape(name)}</text>"
+        )
+    for number, line in enumerate(series):
+        # Neighbours step aside a little, so that their error bars do not hide each other.
+        aside = 5 * (number - (len(series) - 1) / 2)
+        parts.append(_line(line, number, [(across(point.x) + aside, point) for point in line.points], down))
+    bottom = _TOP + _HEIGHT + 40
+    parts.append(f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{bottom}" text-anchor="middle">{escape(x)}</text>')
+    legend = [(number, line.name) for number, line in enumerate(series)]
+    for place, (number, name) in enumerate(legend):
+        spot = f"translate({_LEFT + 4 + 180 * (place % 2)} {bottom + 22 + 19 * (place // 2)})"
+        parts.append(
+            f'<path d="{MARKS[number % len(MARKS)]}" fill="{_colour(number)}" transform="{spot}"/>'
+            f'<text transform="{spot}" x="11" y="4">{escape(name)}</text>'
+        )
+    tall = bottom + 14 + 19 * -(-len(legend) // 2)
+    heading = f'<text x="0" y="-8">{escape(y)}</text>'
+    label = escape(f"{y} over {x}: {', '.join(line.name for line in series)}")
+    return (
+        f'<svg class="chart" viewBox="0 -20 {_WIDTH} {tall + 20}" role="img" aria-label="{label}">'
+        f"{heading}{''.join(parts)}</svg>"
+    )
+
+
+def _line(line: Series, number: int, placed: Sequence[tuple[float, Point]], down: Callable[[float], float]) -> str:
+    colour = _colour(number)
+    path = "L".join(f"{across:.1f} {down(point.y):.1f}" for across, point in placed)
+    parts = [f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>']
+    for across, point in placed:
+        if point.deviation is not None:
+            top, bottom = down(point.y + point.deviation), down(point.y - point.deviation)
+            parts.append(
+                f'<path d="M{across - 4:.1f} {top:.1f}h8m-4 0V{bottom:.1f}m-4 0h8" fill="none" stroke="{colour}"/>'
+            )
+        parts.append(
+            f'<path d="{MARKS[number % len(MARKS)]}" fill="{colour}" '
+            f'transform="translate({across:.1f} {down(point.y):.1f})"/>'
+        )
+    return "".join(parts)
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _unit(share: float) -> float:
+    return min(1.0, max(0.0, share))
+
+
+def _nice(lows: Sequence[float], highs: Sequence[float]) -> tuple[float, float, float]:
+    """A round range around the values and the distance of its grid lines."""
+    low, high = min(lows), max(highs)
+    span = (high - low) or max(abs(high), 1.0) / 5
+    step = 10 ** math.floor(math.log10(span / 3))
+    step = next(step * factor for factor in (1, 2, 2.5, 5, 10) if span / (step * factor) <= 5)
+    first, last = math.floor(low / step) * step, math.ceil(high / step) * step
+    return (first, last, step) if last > first else (first, first + step, step)

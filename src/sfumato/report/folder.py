@@ -1,0 +1,73 @@
+"""What a run's folder holds for a report: the release, and in ``internal/`` what may not leave."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run: the folder above ``release/``, or a release alone."""
+
+    path: Path
+
+    @property
+    def release(self) -> Path:
+        return self.path / "release" if (self.path / "release").is_dir() else self.path
+
+    @property
+    def internal(self) -> Path:
+        return self.path / "internal"
+
+    @property
+    def name(self) -> str:
+        """Where it lies, in the few words that tell runs apart."""
+        parts = self.path.resolve().parts[-3:] if self.path.name.startswith("run-") else (self.path.resolve().name,)
+        return " / ".join(parts)
+
+    def card(self) -> dict[str, Any]:
+        path = self.release / "card.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{self.path} holds no finished run: there is no release/card.json")
+        card: dict[str, Any] = json.loads(path.read_text())
+        return card
+
+    def notes(self) -> dict[str, Any]:
+        """Every JSON file of ``internal/`` by name."""
+        found = {}
+        for path in sorted(self.internal.glob("*.json")):
+            try:
+                found[path.name] = json.loads(path.read_text())
+            except ValueError:
+                raise ValueError(f"{path} is not JSON; remove it or write it again") from None
+        return found
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """What ``sfumato evaluate --json`` wrote."""
+        return [note for note in self.notes().values() if isinstance(note, dict) and "measurements" in note]
+
+    def cost(self) -> dict[str, Any] | None:
+        """Seconds and memory of the training, where they were measured."""
+        cost: dict[str, Any] | None = self.notes().get("cost.json")
+        return cost
+
+    def neighbours(self) -> str | None:
+        """The picture of nearest private neighbours as a ``data:`` address."""
+        path = self.internal / "neighbours.png"
+        return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
+
+
+def write_whole(path: Path, text: str, *, private: bool) -> Path:
+    """All or nothing; with ``private`` readable by its owner alone."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o644)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(file.fileno(), 0o600 if private else 0o644)
+        file.write(text)
+    os.replace(temporary, path)
+    return path

@@ -1,0 +1,151 @@
+"""DP-LFlow beyond the rules for every method: what it pays for, what its density knows, what its card says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sfumato.audit.replay import replay
+from sfumato.data import PrivateImages
+from sfumato.evaluation.density import out_of_distribution_auroc
+from sfumato.methods.dp_lflow import DPLFlow, LatentFlow, sharpened
+from sfumato.privacy import Budget, BudgetExceeded
+from sfumato.privacy.gradients import PerClass
+from sfumato.release import Release
+from worst_case import worst_case_images
+
+PAPER = DPLFlow(rate=0.1, steps=300)
+
+
+@pytest.mark.parametrize(("epsilon", "noise"), [(10.0, 1.126), (1.0, 6.585)])
+@pytest.mark.parametrize("variant", ["certified", "conditional"])
+def test_the_joint_noise_for_both_clips(epsilon: float, noise: float, variant: str) -> None:
+    plan = replace(PAPER, variant=variant).plan(Budget(epsilon, 1e-5))
+    assert plan.event("training").noise_multiplier == pytest.approx(noise, rel=0.01)
+
+
+@pytest.mark.parametrize(("claimed", "really"), [(10.0, 15.7), (1.0, 2.32)])
+def test_the_published_noise_costs_more_than_claimed(claimed: float, really: float) -> None:
+    method = DPLFlow.as_in_the_paper(claimed_epsilon=claimed)
+    with pytest.raises(BudgetExceeded):
+        method.plan(Budget(claimed, 1e-5))
+    assert method.plan(Budget(20.0, 1e-5)).epsilon == pytest.approx(really, rel=0.005)
+    assert method.claim() == {"epsilon": claimed, "delta": 1e-5, "by": method.paper}
+
+
+def test_a_claim_holds_for_the_papers_steps_only() -> None:
+    assert DPLFlow.small("published").claim() is None
+    assert PAPER.claim() is None
+
+
+def test_noise_that_the_paper_does_not_give_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 and 10"):
+        DPLFlow(variant="published", claimed_epsilon=3.0)
+
+
+class TwoClipsForOne(DPLFlow):
+    """The authors' reading: noise of σ·C on each group, one clip on the ledger."""
+
+    def spending(self):  # type: ignore[no-untyped-def]
+        counts, training = super().spending()
+        block = replace(training.blocks[0], moves=0.5**0.5)
+        return counts, replace(training, blocks=(block,))
+
+
+def test_two_clips_cannot_be_booked_as_one() -> None:
+    with pytest.raises(ValueError, match="moves by 1"):
+        TwoClipsForOne.small().fit(worst_case_images(), Budget(3.0, 1e-5))
+
+
+def test_noise_on_the_code_belongs_to_its_record() -> None:
+    method = replace(DPLFlow.small(), latent_noise=0.5, draws=2)
+    result = replay(method, worst_case_images(), budget=Budget(3.0, 1e-5), pairs=3)
+    assert not result.findings
+    assert result.movement["training / gradient"] == pytest.approx(1.0, rel=1e-3)
+
+
+def test_the_claim_is_struck_through_on_the_card(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    method = replace(DPLFlow.small("published"), claimed_epsilon=10.0, rate=0.1, steps=300)
+    random = np.random.default_rng(0)
+    private = PrivateImages.from_arrays(random.integers(0, 256, (3, 8, 8), dtype=np.uint8), np.arange(3) % 2, classes=2)
+    release = method.fit(private, Budget(20.0, 1e-5))
+    assert release.card["guarantee"] == "certified" and 15.6 < release.card["epsilon"] < 16.5
+    release.save(tmp_path / "release")
+    assert "<s>ε = 10 at δ = 1e-05</s>" in (tmp_path / "release" / "card.html").read_text()
+
+
+def test_a_record_moves_its_own_class_only() -> None:
+    model = DPLFlow.small().build((1, 28, 28), 3)
+    assert isinstance(model, PerClass) and model.stackable()
+    assert isinstance(DPLFlow.small("conditional").build((1, 28, 28), 3), LatentFlow)
+
+
+def squares(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two classes that a glance tells apart: a bright square above, or below; bright and place vary a little."""
+    random = np.random.default_rng(3)
+    pixels, labels = np.zeros((count, 16, 16), dtype=np.uint8), np.arange(count) % 2
+    for image, label in zip(pixels, labels, strict=True):
+        left, top = random.integers(2, 8), 1 + 8 * label + random.integers(0, 2)
+        image[top : top + 5, left : left + 5] = random.integers(180, 256)
+    return pixels[:, None], labels
+
+
+@pytest.mark.parametrize(("variant", "right"), [("certified", 0.9), ("conditional", 0.75)])
+def test_it_learns_what_the_classes_look_like_and_how_likely_an_image_is(variant: str, right: float) -> None:
+    pixels, labels = squares(1000)
+    method = DPLFlow(
+        variant=variant, rate=0.1, steps=100, code=4, width=4, couplings=4, hidden=16, reconstruction=1e4,
+        learning_rate_autoencoder=0.02, learning_rate_flow=0.02, averaging=0.8,
+    )  # fmt: skip
+    release = method.fit(PrivateImages.from_arrays(pixels, labels, classes=2), Budget(300.0, 1e-5), seed=2)
+    images, drawn = release.sample(200, seed=1)
+    above = images[:, 0, :8].mean((1, 2)) > images[:, 0, 8:].mean((1, 2))
+    assert (above == (drawn == 0)).mean() > right
+    density = release.density(pixels[:400])
+    assert density.shape == (400, 2) and np.isfinite(density).all()
+    for label in (0, 1):
+        inside, outside = density[labels[:400] == label, label], density[labels[:400] != label, label]
+        assert out_of_distribution_auroc(inside, outside) > 0.7
+
+
+def test_the_density_is_the_flows_and_survives_saving(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    release = DPLFlow.small().fit(worst_case_images(), Budget(3.0, 1e-5))
+    release.save(tmp_path / "release")
+    images = np.random.default_rng(0).integers(0, 256, (6, 1, 28, 28), dtype=np.uint8)
+    found = Release.load(tmp_path / "release").density(images, batch=4)
+    own = release.model[2]  # type: ignore[index]
+    code = own.autoencoder.encode(torch.tensor(images).float() / 255)
+    assert np.allclose(found[:, 2], own.flow.log_density(code).numpy(), atol=1e-4)
+    with pytest.raises(ValueError, match="shape"):
+        release.density(images[:, :, :20])
+
+
+def test_large_colour_images_run() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 256, 256), dtype=np.uint8)
+    method = replace(DPLFlow.small(), rate=0.5)
+    release = method.fit(PrivateImages.from_arrays(pixels, np.arange(6) % 2, classes=2), Budget(3.0, 1e-5))
+    assert release.sample(2)[0].shape == (2, 3, 256, 256)
+
+
+def test_sharpening_keeps_flat_images_and_steepens_edges() -> None:
+    flat = torch.full((1, 3, 8, 8), 0.4)
+    assert torch.allclose(sharpened(flat, 5.0), flat)
+    edge = torch.zeros(1, 1, 8, 8)
+    edge[..., 4:] = 0.6
+    steep = sharpened(edge * 0.5 + 0.2, 5.0)
+    assert steep[0, 0, 4, 4] - steep[0, 0, 4, 3] > 0.3
+    noisy = torch.rand(1, 1, 64, 64, generator=torch.Generator().manual_seed(0)) * 0.2 + 0.4
+    assert sharpened(noisy, 1.0).std() < noisy.std()
+
+
+def test_sampling_keeps_the_order_of_the_labels() -> None:
+    pixels, labels = squares(400)
+    private = PrivateImages.from_arrays(pixels, labels, classes=2)
+    release = replace(DPLFlow.small(), temperature=1e-6).fit(private, Budget(3.0, 1e-5))
+    wanted = np.array([1, 0, 0, 1, 1])
+    images, _ = release.sample(5, labels=wanted)
+    assert np.array_equal(images[0], images[3]) and np.array_equal(images[1], images[2])
+    assert not np.array_equal(images[0], images[1])

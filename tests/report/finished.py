@@ -1,0 +1,49 @@
+"""A finished run on drawn digits, with an evaluation beside it, as small as it can be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfumato.data import Images, PrivateImages
+from sfumato.data.digits import draw_digits
+from sfumato.evaluation.memorisation import nearest_neighbours, write_view
+from sfumato.evaluation.run import evaluate
+from sfumato.methods import DPMERF
+from sfumato.methods.run import Run
+from sfumato.privacy import Budget
+from sfumato.release import Release
+
+TRAIN, TEST = draw_digits(317, seed=1), draw_digits(90, seed=2)
+
+
+def finished_run(folder: Path, *, epsilon: float = 5.0, unit: str = "image") -> Run:
+    """``release/``, ``internal/`` and a ledger, written by the run itself."""
+    run = Run(folder)
+    run.begin({"method": "dp-merf"}, resume=False)
+    budget = Budget(epsilon, 1e-5, unit)  # type: ignore[arg-type]
+    run.finish(DPMERF.small().fit(PrivateImages.from_images(TRAIN), budget, run.ledger, command="sfumato train …"))
+    return run
+
+
+def evaluated(run: Run) -> dict[str, Any]:
+    """Put an evaluation, the picture of neighbours and a cost into ``internal/``."""
+    release = Release.load(run.release)
+    pixels, labels = release.sample(80, seed=0)
+    guarantee = {key: release.card[key] for key in ("guarantee", "epsilon", "delta", "unit")}
+    synthetic = Images(pixels, labels, release.classes)
+    result = evaluate(synthetic, TRAIN, TEST, data="drawn digits", seeds=[0], with_inception=False, guarantee=guarantee)
+    (run.internal / "evaluation.json").write_text(json.dumps(result))
+    found = nearest_neighbours(pixels, TRAIN.pixels, TEST.pixels)
+    write_view(run.internal / "neighbours.png", found, synthetic=pixels, real_train=TRAIN.pixels)
+    cost = {"seconds": 1.5, "peak_memory": 2**28, "device": "cpu", "threads": 1, "resumed": False}
+    (run.internal / "cost.json").write_text(json.dumps(cost))
+    return result
+
+
+def write_npz(path: Path, images: Images) -> Path:
+    np.savez(path, images=images.pixels[:, 0], labels=images.labels)
+    return path
