@@ -83,6 +83,7 @@ SAMPLERS: tuple[dict[str, Any], ...] = (
     {"sampler": "hamiltonian", "leapfrog": 6, "step_size": 0.25},
     {"sampler": "hamiltonian", "leapfrog": 2, "step_size": 0.8},
     {"sampler": "hamiltonian", "metropolis": False},
+    {"sampler": "hamiltonian", "decay": -2.0},
     {"sampler": "hamiltonian", "kinetic": "rayleigh"},
     {"sampler": "hamiltonian", "kinetic": "uniform"},
     {"sampler": "hamiltonian", "largest_level": 40.0},

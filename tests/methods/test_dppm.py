@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sfumato.audit.replay import replay
 from sfumato.methods.dppm import DPPM, respond, sliced_loss
-from sfumato.methods.hamiltonian import Kinetic, annealed_levels, hamiltonian, heun, momentum, solver_levels
+from sfumato.methods.hamiltonian import Kinetic, hamiltonian, heun, momentum, noise_levels
 from sfumato.networks.score import ScoreNetwork
 from sfumato.privacy import Budget, NoGuarantee, PrivateRecords, Randomness
 from sfumato.privacy.gradients import Batch, clipped_sum
@@ -47,7 +47,7 @@ def gaussian_denoise(place: Tensor, level: Tensor) -> Tensor:
 @pytest.mark.parametrize("kinetic", ["gaussian", "rayleigh", "uniform"])
 def test_hamiltonian_dynamics_end_in_the_law_of_the_data(kinetic: Kinetic, metropolis: bool) -> None:
     torch.manual_seed(0)
-    levels = annealed_levels(30, largest=5.0, smallest=0.01)
+    levels = noise_levels(30, largest=5.0, smallest=0.01)
     start = 5.0 * torch.randn(4000, 1, 2, 2)
     found = hamiltonian(gaussian_score, start, levels, leapfrog=3, step=0.5, kinetic=kinetic, metropolis=metropolis)
     # At small levels the data's own spread is many steps wide, so the spread that came down with the levels stays.
@@ -70,17 +70,16 @@ def test_metropolis_makes_large_steps_right_and_its_absence_does_not() -> None:
 def test_the_flow_ends_in_the_law_of_the_data() -> None:
     torch.manual_seed(2)
     start = 0.3 + math.hypot(5.0, 0.2) * torch.randn(4000, 1, 2, 2)
-    found = heun(gaussian_denoise, start, solver_levels(20, largest=5.0, smallest=0.01))
+    found = heun(gaussian_denoise, start, noise_levels(20, largest=5.0, smallest=0.01))
     assert abs(float(found.mean()) - 0.3) < 0.02 and abs(float(found.std()) - 0.2) < 0.02
 
 
-def test_levels_come_down_by_the_papers_decay() -> None:
-    levels = annealed_levels(10, largest=1.0, smallest=0.01)
+def test_levels_come_down_by_the_papers_decay_or_slower() -> None:
+    levels = noise_levels(10, largest=1.0, smallest=0.01, bend=-2.0)
     assert levels == pytest.approx([0.01 * (10 / m) ** 2 for m in range(1, 11)])
-    for law in (annealed_levels, solver_levels):
-        found = law(7, largest=3.0, smallest=0.1)
-        assert found[0] == pytest.approx(3.0) and found[-1] == pytest.approx(0.1)
-        assert found == sorted(found, reverse=True)
+    found = noise_levels(10, largest=1.0, smallest=0.01)
+    assert found[0] == pytest.approx(1.0) and found[-1] == pytest.approx(0.01)
+    assert all(slower > faster for slower, faster in zip(found[1:-1], levels[1:-1], strict=True))
 
 
 @pytest.mark.parametrize("kinetic", ["gaussian", "rayleigh", "uniform"])
@@ -236,7 +235,7 @@ def test_any_batch_size_and_both_samplers() -> None:
 
 @pytest.mark.parametrize(
     "wrong", [{"objective": "flow"}, {"sampler": "euler"}, {"kinetic": "cauchy"}, {"response": 1.0}, {"neighbours": 1},
-              {"smallest_level": 20.0}]
+              {"decay": 0.0},              {"smallest_level": 20.0}]
 )  # fmt: skip
 def test_wrong_parameters_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"must be one of|response|level"):

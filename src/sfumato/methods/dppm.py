@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import jvp
 
 from sfumato.methods.base import Method, Shape
-from sfumato.methods.hamiltonian import Kinetic, annealed_levels, hamiltonian, heun, solver_levels
+from sfumato.methods.hamiltonian import Kinetic, hamiltonian, heun, noise_levels
 from sfumato.networks.refinenet import RefineNet
 from sfumato.networks.score import ScoreNetwork, column
 from sfumato.privacy import Block, Counts, Curator, Draws, NoisySums
@@ -72,6 +72,7 @@ class DPPM(Method):
     levels: int = 40
     largest_level: float = 10.0
     smallest_level: float = 0.03
+    decay: float = 7.0
     leapfrog: int = 3
     step_size: float = 0.5
     kinetic: str = "gaussian"
@@ -90,6 +91,8 @@ class DPPM(Method):
             raise ValueError("randomised response acts on projections: use objective = 'sliced', or response = 0")
         if self.neighbours < 2:
             raise ValueError(f"randomised response needs at least 2 neighbours, not {self.neighbours}")
+        if self.decay == 0:
+            raise ValueError("the decay of noise levels cannot be 0; 7 is the default and -2 the paper's")
         if not 0 < self.smallest_level < self.largest_level:
             raise ValueError("the smallest noise level must be positive and below the largest")
 
@@ -233,11 +236,11 @@ class DPPM(Method):
             return (denoise(images, level) - images) / column(level.square())
 
         ends = {"largest": self.largest_level, "smallest": self.smallest_level}
+        levels = noise_levels(self.levels, bend=self.decay, **ends)
         images = network.start(labels, self.largest_level)
         if self.sampler == "heun":
-            images = heun(denoise, images, solver_levels(self.levels, **ends))
+            images = heun(denoise, images, levels)
         else:
-            levels = annealed_levels(self.levels, **ends)
             options: dict[str, Any] = {"leapfrog": self.leapfrog, "step": self.step_size, "metropolis": self.metropolis}
             images = hamiltonian(score, images, levels, kinetic=cast(Kinetic, self.kinetic), **options)
             images = denoise(images, images.new_full((len(images),), levels[-1]))

@@ -19,15 +19,16 @@ Field = Callable[[Tensor, Tensor], Tensor]
 Kinetic = Literal["gaussian", "rayleigh", "uniform"]
 
 
-def annealed_levels(count: int, *, largest: float, smallest: float) -> list[float]:
-    """``smallest · (M/m)^p`` for m = 1..M, from ``largest`` down: the paper's step decay, where the power p is 2.
+def noise_levels(count: int, *, largest: float, smallest: float, bend: float = 7.0) -> list[float]:
+    """``count`` levels from ``largest`` down, of which the power 1/bend is evenly spaced.
 
-    Steps are taken in proportion to the level, so levels and steps decay together.
+    A bend of -2 is the paper's step decay λ·(M/m)², exactly so for largest = M²·smallest; it hurries through large
+    levels. 7 (Karras et al., 2022) stays longer where the noise still decides what will be drawn.
     """
     if count == 1:
         return [largest]
-    power = math.log(largest / smallest) / math.log(count)
-    return [smallest * (count / m) ** power for m in range(1, count + 1)]
+    high, low = largest ** (1 / bend), smallest ** (1 / bend)
+    return [(high + m / (count - 1) * (low - high)) ** bend for m in range(count)]
 
 
 def momentum(kind: Kinetic, like: Tensor) -> Tensor:
@@ -86,11 +87,3 @@ def heun(denoise: Field, images: Tensor, levels: list[float]) -> Tensor:
             ahead = images + (below - level) * (slope + second) / 2
         images = ahead
     return images
-
-
-def solver_levels(count: int, *, largest: float, smallest: float, bend: float = 7.0) -> list[float]:
-    """Levels that lie closer the smaller they are (Karras et al., 2022)."""
-    if count == 1:
-        return [largest]
-    high, low = largest ** (1 / bend), smallest ** (1 / bend)
-    return [(high + m / (count - 1) * (low - high)) ** bend for m in range(count)]
