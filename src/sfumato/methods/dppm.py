@@ -1,0 +1,277 @@
+"""DPPM: a score network trained by DP-SGD, sampled by Hamiltonian dynamics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.func import jvp
+
+from sfumato.methods.base import Method, Shape
+from sfumato.methods.hamiltonian import Kinetic, hamiltonian, heun, noise_levels
+from sfumato.networks.refinenet import RefineNet
+from sfumato.networks.score import ScoreNetwork, column
+from sfumato.privacy import Block, Counts, Curator, Draws, NoisySums
+
+_MEANS = "class means"
+_TRAIN = "train"
+_GRADIENT = "gradient"
+_COUNT_SHARE = 0.25  # of the bound on an image goes to the one that counts it
+
+
+@dataclass(frozen=True)
+class DPPM(Method):
+    """A score network for every noise level, and leapfrog dynamics along it (Liu et al., 2023).
+
+    Guarantee: one noisy sum over everyone (class means with counts; a unit's vector is clipped to the bound), then
+    Poisson-subsampled Gaussian steps; a unit's gradient, averaged over its draws, is clipped to ``clip``.
+    Differs from the paper: the privacy comes from DP-SGD. The paper's randomised response stays available for the
+    sliced objective (``response``); it is worth nothing as protection, and nothing is credited to it.
+
+    >>> [event.name for event in DPPM(steps=10).plan(Budget(epsilon=1, delta=1e-5)).events]
+    ['class means', 'train']
+    """
+
+    name: ClassVar[str] = "dppm"
+    paper: ClassVar[str] = "Liu, Ge, Wang, Zhuang, Liu: Learning Differentially Private Probabilistic Models (2023)"
+    variants: ClassVar[Mapping[str, str]] = {
+        "certified": "score matching by DP-SGD, warm-started on noisy class means",
+        "published": "randomised response on projection vectors, as printed: raw access, no guarantee",
+    }
+    raw_variants: ClassVar[frozenset[str]] = frozenset({"published"})
+
+    # Training
+    objective: str = "denoising"
+    width: int = 32
+    coarsest: int = 8
+    patch: int = 1
+    rate: float = 0.05
+    steps: int = 1000
+    draws: int = 4
+    clip: float = 0.1
+    learning_rate: float = 0.002
+    average: float = 0.998
+    warm_start: bool = True
+    mean_noise: float = 2.0
+    mean_size: float = 0.4
+    level_mean: float = -0.7
+    level_deviation: float = 1.2
+    spread: float = 0.5
+    response: float = 0.0
+    neighbours: int = 10
+    half_precision: bool = False
+    # Training as published
+    iterations: int = 10_000
+    batch: int = 128
+    # Sampling
+    sampler: str = "hamiltonian"
+    levels: int = 40
+    largest_level: float = 10.0
+    smallest_level: float = 0.03
+    decay: float = 7.0
+    leapfrog: int = 3
+    step_size: float = 0.5
+    kinetic: str = "gaussian"
+    metropolis: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field, allowed in (
+            ("objective", ("denoising", "sliced")),
+            ("sampler", ("hamiltonian", "heun")),
+            ("kinetic", get_args(Kinetic)),
+        ):
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}")
+        if self.response > 0 and self.variant == "certified" and self.objective == "denoising":
+            raise ValueError("randomised response acts on projections: use objective = 'sliced', or response = 0")
+        if self.neighbours < 2:
+            raise ValueError(f"randomised response needs at least 2 neighbours, not {self.neighbours}")
+        if self.decay == 0:
+            raise ValueError("the decay of noise levels cannot be 0; 7 is the default and -2 the paper's")
+        if not 0 < self.smallest_level < self.largest_level:
+            raise ValueError("the smallest noise level must be positive and below the largest")
+
+    @classmethod
+    def small(cls, variant: str = "certified") -> Self:
+        return cls(
+            variant=variant,
+            width=4,
+            patch=4,
+            rate=0.6,
+            steps=2,
+            draws=2,
+            clip=0.01,
+            mean_size=0.1,
+            neighbours=3,
+            iterations=2,
+            batch=8,
+            levels=2,
+            leapfrog=1,
+        )
+
+    def spending(self) -> tuple[NoisySums, ...]:
+        if self.variant == "published":
+            return ()
+        train = NoisySums(_TRAIN, (Block(_GRADIENT),), rate=self.rate, steps=self.steps)
+        return (NoisySums(_MEANS, (Block(_MEANS, self.mean_noise),)), train) if self.warm_start else (train,)
+
+    def build(self, shape: Shape, classes: int) -> ScoreNetwork | RefineNet:
+        if self.variant == "published":
+            return RefineNet(shape, classes, width=self.width)
+        sizes = {"width": self.width, "coarsest": self.coarsest, "patch": self.patch}
+        return ScoreNetwork(shape, classes, spread=self.spread, **sizes)
+
+    def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
+        model = self.build(curator.shape, len(curator.classes)).to(curator.device)
+        if isinstance(model, RefineNet):
+            return self._as_published(curator, model), None
+        counts = self._start(curator, model) if self.warm_start else None
+        average = self.build(curator.shape, len(curator.classes)).to(curator.device)
+        average.load_state_dict(model.state_dict())
+        optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
+        keep = {"model": model, "average": average, "optimizer": optimizer}
+        for step in curator.steps(_TRAIN, keep=keep):
+            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip=self.clip, draws=self.draws)
+            # Adam does not see the scale; the clip is public and makes it one.
+            (gradient / self.clip).apply(optimizer)
+            _blend(average, model, min(self.average, (1 + step.index) / (10 + step.index)))
+        return average, counts
+
+    def _start(self, curator: Curator, model: ScoreNetwork) -> Counts:
+        """Noisy mean images, and noisy counts, by one question: each image with one more number that counts it."""
+        size = self.mean_size * math.sqrt(math.prod(curator.shape))
+        count = _COUNT_SHARE * size
+
+        def features(images: Tensor, labels: Tensor, random: object) -> Tensor:
+            flat = images.flatten(1)
+            flat = flat * (size / flat.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1.0)
+            return torch.cat([flat, torch.full_like(flat[:, :1], count)], dim=1)
+
+        total = curator.noisy_sum(_MEANS, features, bound=math.hypot(size, count), by_class=True)
+        counts = Counts(total[:, -1] / count)
+        # A class of which nothing but noise is known gets the smallest count that does not blow the noise up.
+        least = max(1.0, counts.total / (100 * len(total)))
+        means = (total[:, :-1] / counts.values.clamp(min=least)[:, None]).clamp(0.0, 1.0)
+        model.means.copy_((2.0 * means - 1.0).view_as(model.means))
+        return counts
+
+    # The loss of one row: its image at a noise level of its own
+
+    def loss(self, model: ScoreNetwork, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+        # What is no pixel value is made one: a row that overflows would be found out by two more passes.
+        clean, level = 2.0 * torch.nan_to_num(images).clamp(0.0, 1.0) - 1.0, self._level(random)
+        noisy = clean + column(level) * random.normal("noise", *images.shape[1:])
+        if self.objective == "sliced":
+            projection, response = self._projections(random, images.shape[1:])
+            return sliced_loss(model, noisy, level, labels, projection, response)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half_precision):
+            residual = model.residual(noisy, level, labels)
+        wanted = model.target(clean, noisy, level, labels)
+        return (residual.to(wanted.dtype) - wanted).square().flatten(1).mean(1)
+
+    def _level(self, random: Draws) -> Tensor:
+        """Log-normal. The draws of one record are spread evenly over the law, which steadies their average."""
+        place = (random.draw % self.draws + random.uniform("level", 1)[:, 0]) / self.draws
+        return self._log_normal(place)
+
+    def _log_normal(self, place: Tensor) -> Tensor:
+        # Neither end can be reached, where the level would be 0 or infinite.
+        normal = torch.special.ndtri(place.clamp(1e-6, 1.0 - 1e-6))
+        return torch.exp(self.level_mean + self.level_deviation * normal)
+
+    def _projections(self, random: Draws, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        """A projection and its randomised response, among projections that are this row's alone."""
+        if self.response <= 0:
+            projection = random.normal("projections", *shape)
+            return projection, projection
+        pool = random.normal("projections", 2 * self.neighbours, math.prod(shape))
+        similarity = nn.functional.cosine_similarity(pool[:, :1], pool, dim=2)
+        uniform = random.uniform("response", 2)
+        chosen = respond(similarity, neighbours=self.neighbours, epsilon=self.response, uniform=uniform)
+        answer = pool.gather(1, chosen[:, None, None].expand(-1, 1, pool.shape[2]))[:, 0]
+        return pool[:, 0].reshape(-1, *shape), answer.reshape(-1, *shape)
+
+    def _as_published(self, curator: Curator, model: RefineNet) -> RefineNet:
+        """Algorithm 1 of the paper, on noisy images so that its sampler has levels to come down."""
+        pixels, classes = curator.open("DPPM trains on the records themselves; its noise is on vectors without data")
+        scale = 255.0 if pixels.dtype.kind == "u" else 1.0
+        images, labels = torch.as_tensor(pixels), torch.as_tensor(classes, dtype=torch.int64)
+        optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
+        epsilon = self.response if self.response > 0 else 1.0
+        iterations = self.iterations if len(images) else 0
+        for _ in curator.track(range(iterations), _TRAIN, iterations):
+            rows = torch.randint(len(images), (self.batch,))
+            clean = 2.0 * images[rows].to(curator.device, torch.get_default_dtype()) / scale - 1.0
+            level = self._log_normal(torch.rand(self.batch, device=clean.device, dtype=clean.dtype))
+            noisy = clean + column(level) * torch.randn_like(clean)
+            projection = torch.randn_like(clean)
+            direction = nn.functional.normalize(projection.flatten(1), dim=1)
+            uniform = torch.rand(self.batch, 2, device=clean.device)
+            neighbours = min(self.neighbours, self.batch)
+            chosen = respond(direction @ direction.T, neighbours=neighbours, epsilon=epsilon, uniform=uniform)
+            target = labels[rows].to(clean.device)
+            loss = sliced_loss(model, noisy, level, target, projection, projection[chosen]).mean()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+        return model
+
+    # Sampling
+
+    def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
+        network = cast(ScoreNetwork | RefineNet, model)
+
+        def denoise(images: Tensor, level: Tensor) -> Tensor:
+            with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half_precision):
+                clean = network.denoise(images, level, labels)
+            # An estimate outside the pixels' range is known to be wrong.
+            return torch.nan_to_num(clean.to(images.dtype)).clamp(-1.0, 1.0)
+
+        def score(images: Tensor, level: Tensor) -> Tensor:
+            return (denoise(images, level) - images) / column(level.square())
+
+        ends = {"largest": self.largest_level, "smallest": self.smallest_level}
+        levels = noise_levels(self.levels, bend=self.decay, **ends)
+        images = network.start(labels, self.largest_level)
+        if self.sampler == "heun":
+            images = heun(denoise, images, levels)
+        else:
+            options: dict[str, Any] = {"leapfrog": self.leapfrog, "step": self.step_size, "metropolis": self.metropolis}
+            images = hamiltonian(score, images, levels, kinetic=cast(Kinetic, self.kinetic), **options)
+            images = denoise(images, images.new_full((len(images),), levels[-1]))
+        return ((images + 1.0) / 2.0).clamp(0.0, 1.0)
+
+
+def respond(similarity: Tensor, *, neighbours: int, epsilon: float, uniform: Tensor) -> Tensor:
+    """Equation (6): for each row of ``[rows, pool]`` the place of itself (its nearest), or of another near one."""
+    nearest = similarity.topk(neighbours, dim=1).indices
+    keep = 1.0 / (1.0 + (neighbours - 1) * math.exp(-epsilon))
+    other = 1 + (uniform[:, 1] * (neighbours - 1)).long().clamp(max=neighbours - 2)
+    place = torch.where(uniform[:, 0] < keep, torch.zeros_like(other), other)
+    return nearest.gather(1, place[:, None])[:, 0]
+
+
+def sliced_loss(
+    model: ScoreNetwork | RefineNet, noisy: Tensor, level: Tensor, labels: Tensor, projection: Tensor, response: Tensor
+) -> Tensor:
+    """Equation (7), one number per row: vʳᵀ ∇s vʳ + ½ (vᵀ s)²; times level² ÷ pixels, so that every level counts."""
+
+    def score(images: Tensor) -> Tensor:
+        return model.score(images, level, labels)
+
+    value, slope = cast(tuple[Tensor, Tensor], jvp(score, (noisy,), (response,)))
+    curvature = (response * slope).flatten(1).sum(1)
+    length = (projection * value).flatten(1).sum(1)
+    return level.square() * (curvature + length.square() / 2.0) / noisy[0].numel()
+
+
+def _blend(average: nn.Module, model: nn.Module, share: float) -> None:
+    """Move the average towards the model; buffers are equal and stay so."""
+    with torch.no_grad():
+        for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
+            slow.lerp_(fast, 1.0 - share)

@@ -1,0 +1,156 @@
+"""A compact noise-conditional U-Net that estimates the clean image behind a noisy one, and with it the score."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Shape = tuple[int, int, int]
+_FREQUENCIES = 8
+
+
+def level_features(level: Tensor) -> Tensor:
+    """``[rows, 2 * frequencies]``: sines and cosines of the noise level's logarithm; nothing to learn."""
+    powers = torch.arange(_FREQUENCIES, device=level.device, dtype=level.dtype)
+    angles = (level.log() / 4.0)[:, None] * (math.pi / 4.0 * 1.6**powers)
+    return torch.cat([angles.cos(), angles.sin()], dim=1)
+
+
+def column(values: Tensor) -> Tensor:
+    """One number per row, shaped to broadcast with images."""
+    return values.view(-1, 1, 1, 1)
+
+
+def groups(channels: int) -> int:
+    """Groups for a normalisation: up to eight, of at least four channels where there are as many."""
+    return math.gcd(channels, min(8, max(1, channels // 4)))
+
+
+class Conditioned(nn.Module):
+    """A residual block of two convolutions. Label and noise level enter between them.
+
+    The label has a vector of its own in every block: added to each place of the picture, it cannot be lost on the way
+    from the input, however noisy that is.
+    """
+
+    def __init__(self, before: int, after: int, *, signal: int, classes: int) -> None:
+        super().__init__()
+        self.first_norm = nn.GroupNorm(groups(before), before)
+        self.first = nn.Conv2d(before, after, 3, padding=1)
+        self.signal = nn.Linear(signal, 2 * after)
+        self.label = nn.Embedding(classes, after)
+        self.second_norm = nn.GroupNorm(groups(after), after)
+        self.second = nn.Conv2d(after, after, 3, padding=1)
+        self.skip = nn.Conv2d(before, after, 1) if before != after else nn.Identity()
+        nn.init.normal_(self.label.weight, std=0.5)
+        # Near zero: at the start a block passes on what it gets.
+        nn.init.normal_(self.second.weight, std=0.3 / math.sqrt(9 * after))
+
+    def forward(self, hidden: Tensor, signal: Tensor, labels: Tensor) -> Tensor:
+        scale, shift = self.signal(signal).chunk(2, dim=1)
+        inner = self.first(F.silu(self.first_norm(hidden)))
+        inner = self.second_norm(inner + self.label(labels)[:, :, None, None])
+        inner = F.silu(inner * (1.0 + scale[:, :, None, None]) + shift[:, :, None, None])
+        output: Tensor = self.skip(hidden) + self.second(inner)
+        return output
+
+
+class UNet(nn.Module):
+    """Halve down to ``coarsest`` places a side, double again, with a skip at every size; any height and width.
+
+    ``patch`` × ``patch`` pixels are one place: larger pictures at the cost of smaller ones.
+    """
+
+    def __init__(self, shape: Shape, classes: int, *, width: int, inputs: int, coarsest: int, patch: int) -> None:
+        super().__init__()
+        self.patch, self.size = patch, shape[1:]
+        channels, height, across = shape[0] * patch**2, -(-shape[1] // patch), -(-shape[2] // patch)
+        sizes = 1 + max(0, math.ceil(math.log2(max(height, across) / coarsest)))
+        widths = [width] + [2 * width] * (sizes - 1)
+        signal = 4 * width
+        kind = {"signal": signal, "classes": classes}
+        self.level = nn.Linear(2 * _FREQUENCIES, signal)
+        self.label = nn.Embedding(classes, signal)
+        self.enter = nn.Conv2d(inputs * patch**2, width, 3, padding=1)
+        befores = [width, *widths[:-1]]
+        self.down = nn.ModuleList(Conditioned(b, a, **kind) for b, a in zip(befores, widths, strict=True))
+        self.middle = Conditioned(widths[-1], widths[-1], **kind)
+        self.up = nn.ModuleList(
+            Conditioned(below + own, own, **kind)
+            for below, own in zip([widths[-1], *widths[:0:-1]], widths[::-1], strict=True)
+        )
+        self.leave_norm = nn.GroupNorm(groups(width), width)
+        self.leave = nn.Conv2d(width, channels, 3, padding=1)
+        nn.init.normal_(self.leave.weight, std=0.1 / math.sqrt(9 * width))
+
+    def forward(self, images: Tensor, level: Tensor, labels: Tensor) -> Tensor:
+        signal = F.silu(self.level(level_features(level)) + self.label(labels))
+        height, across = self.size
+        padded = F.pad(images, (0, -across % self.patch, 0, -height % self.patch))
+        hidden, kept = self.enter(F.pixel_unshuffle(padded, self.patch)), []
+        for index, block in enumerate(self.down):
+            if index:
+                hidden = F.avg_pool2d(hidden, 2, ceil_mode=True)
+            hidden = block(hidden, signal, labels)
+            kept.append(hidden)
+        hidden = self.middle(hidden, signal, labels)
+        for block in self.up:
+            beside = kept.pop()
+            if hidden.shape[-2:] != beside.shape[-2:]:
+                hidden = F.interpolate(hidden, size=beside.shape[-2:])
+            hidden = block(torch.cat([hidden, beside], dim=1), signal, labels)
+        output = F.pixel_shuffle(self.leave(F.silu(self.leave_norm(hidden))), self.patch)
+        return output[..., :height, :across]
+
+
+class ScoreNetwork(nn.Module):
+    """The clean image given a noisy one, its noise level and its label; pixels lie in -1..1.
+
+    A class is first taken for a Gaussian around ``means[label]`` of deviation ``spread``, for which the best estimate
+    is a mixture of mean and noisy image; the U-Net, which also sees the mean as a picture, learns what that leaves.
+    So where the noise hides the image, the label still says what to draw. Means of zero are a start without knowledge.
+    """
+
+    means: Tensor
+
+    def __init__(
+        self, shape: Shape, classes: int, *, width: int = 32, coarsest: int = 8, patch: int = 1, spread: float = 0.5
+    ) -> None:
+        super().__init__()
+        self.spread = spread
+        self.register_buffer("means", torch.zeros(classes, *shape))
+        self.net = UNet(shape, classes, width=width, inputs=2 * shape[0], coarsest=coarsest, patch=patch)
+
+    def residual(self, noisy: Tensor, level: Tensor, labels: Tensor) -> Tensor:
+        """The network's own part, of about unit size at every noise level."""
+        mean = self.means[labels]
+        size = column((level.square() + self.spread**2).rsqrt())
+        output: Tensor = self.net(torch.cat([(noisy - mean) * size, mean], dim=1), level, labels)
+        return output
+
+    def target(self, images: Tensor, noisy: Tensor, level: Tensor, labels: Tensor) -> Tensor:
+        """What ``residual`` should be, were the clean image known."""
+        mean, (keep, size) = self.means[labels], self._mixture(level)
+        return (images - mean - keep * (noisy - mean)) / size
+
+    def denoise(self, noisy: Tensor, level: Tensor, labels: Tensor) -> Tensor:
+        mean, (keep, size) = self.means[labels], self._mixture(level)
+        return mean + keep * (noisy - mean) + size * self.residual(noisy, level, labels).to(noisy.dtype)
+
+    def start(self, labels: Tensor, level: float) -> Tensor:
+        """Noisy images of this level, large enough to hide all but the mean; from torch's global generator."""
+        means = self.means[labels]
+        return means + math.hypot(level, self.spread) * torch.randn_like(means)
+
+    def score(self, noisy: Tensor, level: Tensor, labels: Tensor) -> Tensor:
+        """The gradient of the log-density of noisy images."""
+        return (self.denoise(noisy, level, labels) - noisy) / column(level.square())
+
+    forward = denoise
+
+    def _mixture(self, level: Tensor) -> tuple[Tensor, Tensor]:
+        total = level.square() + self.spread**2
+        return column(self.spread**2 / total), column(level * self.spread * total.rsqrt())

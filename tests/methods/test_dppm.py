@@ -1,0 +1,262 @@
+"""DPPM: the sampler against laws it must meet, the no-op theorem, and what is flagged about the published form."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sfumato.audit.replay import replay
+from sfumato.methods.dppm import DPPM, respond, sliced_loss
+from sfumato.methods.hamiltonian import Kinetic, hamiltonian, heun, momentum, noise_levels
+from sfumato.networks.score import ScoreNetwork
+from sfumato.privacy import Budget, NoGuarantee, PrivateRecords, Randomness
+from sfumato.privacy.gradients import Batch, clipped_sum
+
+BUDGET = Budget(3.0, 1e-5)
+
+
+def digits(count: int = 24, size: int = 12) -> PrivateRecords:
+    """Bright bars, upright for class 0 and lying for class 1."""
+    random = np.random.default_rng(3)
+    pixels = random.integers(0, 40, (count, 1, size, size)).astype(np.uint8)
+    labels = np.arange(count) % 2
+    middle = slice(size // 2 - 2, size // 2 + 2)
+    pixels[labels == 0, :, :, middle] = 220
+    pixels[labels == 1, :, middle, :] = 220
+    return PrivateRecords(pixels, labels, classes=("upright", "lying"))
+
+
+# The sampler, on a Gaussian of which everything is known
+
+
+def gaussian_score(place: Tensor, level: Tensor) -> Tensor:
+    """Data N(0.3, 0.2²) with noise of the level on top."""
+    return -(place - 0.3) / (0.2**2 + level.view(-1, 1, 1, 1).square())
+
+
+def gaussian_denoise(place: Tensor, level: Tensor) -> Tensor:
+    return place + level.view(-1, 1, 1, 1).square() * gaussian_score(place, level)
+
+
+@pytest.mark.parametrize("metropolis", [True, False])
+@pytest.mark.parametrize("kinetic", ["gaussian", "rayleigh", "uniform"])
+def test_hamiltonian_dynamics_end_in_the_law_of_the_data(kinetic: Kinetic, metropolis: bool) -> None:
+    torch.manual_seed(0)
+    levels = noise_levels(30, largest=5.0, smallest=0.01)
+    start = 5.0 * torch.randn(4000, 1, 2, 2)
+    found = hamiltonian(gaussian_score, start, levels, leapfrog=3, step=0.5, kinetic=kinetic, metropolis=metropolis)
+    # At small levels the data's own spread is many steps wide, so the spread that came down with the levels stays.
+    assert abs(float(found.mean()) - 0.3) < 0.03
+    assert 0.1 < float(found.std()) < 0.4
+
+
+def test_metropolis_makes_large_steps_right_and_its_absence_does_not() -> None:
+    """At one level, with a step of nearly the largest that is stable: a check of the energy's line integral."""
+    torch.manual_seed(1)
+    deviations = {}
+    for metropolis in (True, False):
+        place = math.sqrt(1.0 + 0.2**2) * torch.randn(4000, 1, 1, 1) + 0.3
+        found = hamiltonian(gaussian_score, place, [1.0] * 40, leapfrog=1, step=1.7, metropolis=metropolis)
+        deviations[metropolis] = float(found.std())
+    assert abs(deviations[True] - math.sqrt(1.04)) < 0.05
+    assert abs(deviations[False] - math.sqrt(1.04)) > 0.3
+
+
+def test_the_flow_ends_in_the_law_of_the_data() -> None:
+    torch.manual_seed(2)
+    start = 0.3 + math.hypot(5.0, 0.2) * torch.randn(4000, 1, 2, 2)
+    found = heun(gaussian_denoise, start, noise_levels(20, largest=5.0, smallest=0.01))
+    assert abs(float(found.mean()) - 0.3) < 0.02 and abs(float(found.std()) - 0.2) < 0.02
+
+
+def test_levels_come_down_by_the_papers_decay_or_slower() -> None:
+    levels = noise_levels(10, largest=1.0, smallest=0.01, bend=-2.0)
+    assert levels == pytest.approx([0.01 * (10 / m) ** 2 for m in range(1, 11)])
+    found = noise_levels(10, largest=1.0, smallest=0.01)
+    assert found[0] == pytest.approx(1.0) and found[-1] == pytest.approx(0.01)
+    assert all(slower > faster for slower, faster in zip(found[1:-1], levels[1:-1], strict=True))
+
+
+@pytest.mark.parametrize("kinetic", ["gaussian", "rayleigh", "uniform"])
+def test_momenta_have_unit_energy(kinetic: Kinetic) -> None:
+    torch.manual_seed(3)
+    found = momentum(kinetic, torch.empty(40_000))
+    assert abs(float(found.mean())) < 0.02 and abs(float(found.square().mean()) - 1.0) < 0.03
+
+
+# Randomised response
+
+
+def test_randomised_response_keeps_itself_as_often_as_it_says() -> None:
+    torch.manual_seed(4)
+    vectors = torch.nn.functional.normalize(torch.randn(400, 6), dim=1)
+    kept, outside = 0.0, 0
+    for _ in range(50):
+        uniform = torch.rand(400, 2)
+        chosen = respond(vectors @ vectors.T, neighbours=5, epsilon=1.0, uniform=uniform)
+        kept += float((chosen == torch.arange(400)).double().mean()) / 50
+        rank = ((vectors @ vectors.T) > (vectors * vectors[chosen]).sum(1, keepdim=True) + 1e-6).sum(1)
+        outside += int((rank >= 5).sum())
+    assert abs(kept - math.e / (math.e + 4)) < 0.02
+    assert outside == 0
+
+
+def second_moment(epsilon: float, *, peek: bool = False) -> Tensor:
+    """E[vʳ vʳᵀ] over many pools of one record's projections; ``peek`` chooses by what the projection shows."""
+    torch.manual_seed(5)
+    pool = torch.randn(60_000, 8, 4)
+    similarity = torch.nn.functional.cosine_similarity(pool[:, :1], pool, dim=2)
+    if peek:
+        similarity = pool[:, :, 0].abs()
+    chosen = respond(similarity, neighbours=4, epsilon=epsilon, uniform=torch.rand(60_000, 2))
+    answer = pool[torch.arange(60_000), chosen]
+    return answer.T @ answer / len(answer)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 10.0])
+def test_randomised_response_is_a_no_op_in_expectation(epsilon: float) -> None:
+    """E[vʳ vʳᵀ] = 1 at every ε: so E[vʳᵀ ∇s vʳ] is the trace of ∇s, whatever ε is, and with it the gradient."""
+    assert float((second_moment(epsilon) - torch.eye(4)).abs().max()) < 0.03
+    # Reverse test: a choice that looked at the projections' values would show.
+    assert float((second_moment(epsilon, peek=True) - torch.eye(4)).abs().max()) > 0.3
+
+
+def gradient_shift(*, peek: bool) -> float:
+    """|mean difference|² of a network's gradients at two ε, over what chance alone would give: 1 if there is none."""
+    torch.manual_seed(6)
+    model = ScoreNetwork((1, 4, 4), 2, width=4)
+    rows, differences = 128, []
+    noisy, level, labels = torch.rand(1, 1, 4, 4).repeat(rows, 1, 1, 1), torch.ones(rows), torch.zeros(rows).long()
+    for _ in range(24):
+        pool = torch.randn(rows, 6, 16)
+        similarity = torch.nn.functional.cosine_similarity(pool[:, :1], pool, dim=2)
+        if peek:
+            similarity = (pool @ noisy[0].flatten()).abs()
+        uniform, gradients = torch.rand(rows, 2), []
+        for epsilon in (0.01, 6.0):
+            chosen = respond(similarity, neighbours=3, epsilon=epsilon, uniform=uniform)
+            views = (vectors.view(rows, 1, 4, 4) for vectors in (pool[:, 0], pool[torch.arange(rows), chosen]))
+            loss = sliced_loss(model, noisy, level, labels, *views).mean()
+            parts = torch.autograd.grad(loss, [model.net.leave.weight, model.net.enter.weight])
+            gradients.append(torch.cat([part.flatten() for part in parts]))
+        differences.append(gradients[0] - gradients[1])
+    found = torch.stack(differences)
+    return float(found.mean(0).square().sum() / (found.var(0).sum() / len(found)))
+
+
+def test_the_expected_gradient_does_not_depend_on_the_response() -> None:
+    assert 0.0 < gradient_shift(peek=False) < 3.0
+    # Reverse test: a response that looked at the record would show.
+    assert gradient_shift(peek=True) > 10.0
+
+
+# Training
+
+
+@pytest.mark.parametrize("response", [0.0, 1.0])
+def test_the_sliced_objective_passes_replay(response: float) -> None:
+    method = replace(DPPM.small(), objective="sliced", response=response, warm_start=False)
+    result = replay(method, digits(), budget=BUDGET, pairs=2)
+    assert not result.findings and result.pairs == 2 and result.vacuous() == []
+
+
+def test_sliced_loss_is_the_formula() -> None:
+    torch.manual_seed(7)
+    model = ScoreNetwork((1, 3, 3), 2, width=4).double()
+    noisy, level, labels = torch.randn(2, 1, 3, 3).double(), torch.tensor([0.5, 2.0]).double(), torch.tensor([0, 1])
+    projection, response = torch.randn(2, 2, 1, 3, 3).double()
+    found = sliced_loss(model, noisy, level, labels, projection, response)
+    for row in range(2):
+        one = slice(row, row + 1)
+
+        def flat(place: Tensor, one: slice = one) -> Tensor:
+            return model.score(place.view(1, 1, 3, 3), level[one], labels[one]).flatten()
+
+        slopes = torch.autograd.functional.jacobian(flat, noisy[row].flatten())
+        answer, other = response[row].flatten(), projection[row].flatten()
+        expected = answer @ slopes @ answer + (other @ flat(noisy[row].flatten())).square() / 2
+        torch.testing.assert_close(found[row], level[row] ** 2 * expected / 9)
+
+
+def test_the_warm_start_knows_means_and_counts() -> None:
+    method = DPPM(width=4, patch=4, rate=0.5, steps=1, draws=1, mean_size=1.0, learning_rate=0.0)
+    release = method.fit(digits(200), Budget(100.0, 1e-5), seed=0)
+    upright, lying = (release.model.means[:, 0] + 1) / 2  # type: ignore[index,operator]
+    assert float(upright[:, 5:7].mean()) > 0.7 > 0.5 > float(upright[0, :4].mean())
+    assert float(lying[5:7].mean()) > 0.7
+    assert release.card["class_counts"] == pytest.approx([100, 100], abs=15)
+
+
+def test_training_lowers_the_loss_and_the_average_follows() -> None:
+    method = replace(DPPM.small(), steps=40, learning_rate=0.01, clip=0.1, average=0.8, warm_start=False)
+    images, labels = (torch.as_tensor(a) for a in (digits()._pixels, digits()._labels))
+    clean = 2.0 * images.float() / 255 - 1
+
+    def error(model: ScoreNetwork) -> float:
+        torch.manual_seed(0)
+        level = torch.full((len(clean),), 0.5)
+        noisy = clean + 0.5 * torch.randn_like(clean)
+        with torch.no_grad():
+            return float((model.denoise(noisy, level, labels) - clean).square().mean())
+
+    before, after = method.build((1, 12, 12), 2), method.fit(digits(), Budget(1000.0, 1e-5), seed=0).model
+    assert error(after) < 0.8 * error(before)  # type: ignore[arg-type]
+
+
+def test_half_precision_keeps_the_clip() -> None:
+    """Autocast runs inside the loss, where the engine sees it and leaves the room that bfloat16 needs."""
+    torch.manual_seed(8)
+    method = replace(DPPM.small(), half_precision=True, clip=0.02)
+    model = method.build((1, 12, 12), 2)
+    images, labels = torch.as_tensor(digits()._pixels).float() / 255, torch.as_tensor(digits()._labels)
+    ids = torch.arange(16) // 2
+    draws = Randomness(0).draws(ids, torch.arange(16) % 2, "test")
+    batch = Batch(images[ids], labels[ids], draws, torch.full((8, 2), 0.5))
+    whole = clipped_sum(model, method.loss, batch, method.clip)
+    for unit in range(8):
+        rest = clipped_sum(model, method.loss, batch.select((torch.arange(8) != unit).nonzero()[:, 0]), method.clip)
+        moved = math.sqrt(sum(float((whole[name] - rest[name]).square().sum()) for name in whole))
+        assert 0.9 * method.clip < moved <= method.clip
+    exact = clipped_sum(model, replace(method, half_precision=False).loss, batch, method.clip)
+    assert any(not torch.equal(whole[name], exact[name]) for name in whole)
+
+
+def test_any_batch_size_and_both_samplers() -> None:
+    release = DPPM.small().fit(digits(), BUDGET, seed=0)
+    for options in ({}, {"sampler": "heun"}, {"kinetic": "uniform", "metropolis": False}, {"levels": 1}):
+        release.method = replace(DPPM.small(), **options)  # type: ignore[arg-type]
+        assert release.sample(7, batch=3)[0].shape == (7, 1, 12, 12)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"objective": "flow"}, {"sampler": "euler"}, {"kinetic": "cauchy"}, {"response": 1.0}, {"neighbours": 1},
+              {"decay": 0.0},              {"smallest_level": 20.0}]
+)  # fmt: skip
+def test_wrong_parameters_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"must be one of|response|level"):
+        DPPM(**wrong)  # type: ignore[arg-type]
+
+
+# As published
+
+
+def test_the_published_form_needs_raw_records_and_says_so() -> None:
+    method = DPPM.small("published")
+    with pytest.raises(PermissionError, match="NoGuarantee"):
+        method.fit(digits(), BUDGET)
+    release = method.fit(digits(), NoGuarantee(), seed=0)
+    assert release.card["guarantee"] == "no guarantee"
+    assert all(torch.isfinite(tensor).all() for tensor in release.model.state_dict().values())
+    assert release.sample(5)[0].shape == (5, 1, 12, 12)
+
+
+def test_replay_flags_the_published_form() -> None:
+    """Its randomised response asks nothing of the data: the release moves, and no answer accounts for it."""
+    result = replay(DPPM.small("published"), digits(), budget=NoGuarantee(), pairs=2)
+    assert {finding.rule for finding in result.findings} == {"same release"}
+    assert result.pairs == 2 and result.movement == {}
