@@ -39,7 +39,10 @@ class Outcome:
 
 
 def best_method() -> Method:
-    """The best certified method there is, with settings for small grey pictures and two cores."""
+    """The best certified method for ten thousand small grey pictures, two cores and two minutes.
+
+    DP-LFlow needs more pictures or more time: on these digits a training of sixty steps stayed far behind.
+    """
     return DPMERF(features=1000, iterations=800, batch=100, learning_rate=0.002, length_scale=5.0)
 
 
