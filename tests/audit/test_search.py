@@ -50,3 +50,9 @@ def test_planting_turns_whole_persons_and_nobody_else() -> None:
 def test_a_rare_class_has_one_member() -> None:
     turned = planted(worst_case_images(24, size=8), "rare class", [20])
     assert np.flatnonzero(turned._labels == 3).tolist() == [20]
+
+
+def test_a_duplicate_copies_an_ordinary_image() -> None:
+    private = worst_case_images(size=8)
+    copy = planted(private, "duplicate", list(range(5)))  # the next one is NaN
+    assert np.isfinite(copy._pixels[:5]).all() and np.abs(copy._pixels[:5]).max() <= 1

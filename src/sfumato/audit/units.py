@@ -61,7 +61,9 @@ def planted(private: PrivateRecords, kind: str, units: Sequence[int], *, unit: U
     classes = len(private.classes)
     rows = [rows_of(private, one, unit) for one in units]
     others = np.setdiff1d(np.arange(len(labels)), np.concatenate(rows))
-    model = int(others[0]) if len(others) else int(rows[0][0])
+    # An ordinary image to copy: a copy of NaN would be zeroed away and show nothing.
+    ordinary = [row for row in others if np.isfinite(pixels[row]).all() and np.abs(pixels[row]).max() <= 1]
+    model = int(ordinary[0]) if ordinary else int(rows[0][0])
     if chosen.alone and classes > 1:
         labels[labels == classes - 1] = 0
     for own in rows:
