@@ -18,7 +18,6 @@ import numpy as np
 from absl import logging as absl_logging
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from scipy import optimize
 
 from sfumato.privacy.budget import Budget, BudgetExceeded
 from sfumato.privacy.events import Event, NoisySums, RawAccess, merged
@@ -29,7 +28,7 @@ RELATION = "add or remove one unit"
 _COARSE, _FINE = 1e-3, 1e-4
 _MANY_STEPS = 10_000  # a coarse grid is loose for huge T
 _HUGE = 50.0  # above this ε the PLD's arrays explode, and RDP says all there is to say
-_TOLERANCE = 2e-3  # calibration aims this fraction below the budget
+_TOLERANCE = 4e-3  # calibration stops within this fraction below the budget
 
 # dp-accounting evaluates every mechanism as (rate, σ_eff, steps); names and block structure do not matter to ε.
 _Mechanisms = tuple[tuple[float, float, int], ...]
@@ -153,29 +152,30 @@ def calibrate(events: Sequence[NoisySums], budget: Budget) -> tuple[NoisySums, .
         mechanisms = _mechanisms(event.scaled(factor) for event in events)
         return _epsilon(mechanisms or (), budget.delta, grid)
 
-    high = 1.0
-    while cost(high, _COARSE) > budget.epsilon:
-        high *= 2
-        if high > 1e7:
-            raise BudgetExceeded(
-                f"no amount of noise brings these events below ε {budget.epsilon:g} at δ {budget.delta:g}; "
-                "the parts with fixed noise leave too little"
-            )
-    low = high
-    while cost(low, _COARSE) <= budget.epsilon and low > 1e-9:
-        low /= 2
-    aim = math.log((1 - _TOLERANCE) * budget.epsilon)
+    def search(grid: float, high: float) -> float:
+        """A factor within the budget and within the tolerance of it, by doubling steps and then by halving them."""
+        while cost(high, grid) > budget.epsilon:
+            high *= 2
+            if high > 1e7:
+                raise BudgetExceeded(
+                    f"no amount of noise brings these events below ε {budget.epsilon:g} at δ {budget.delta:g}; "
+                    "the parts with fixed noise leave too little"
+                )
+        low, ratio = high, 1.01
+        while cost(high, grid) < (1 - _TOLERANCE) * budget.epsilon and high > 1e-9:
+            if low == high:
+                low, ratio = high / ratio, ratio * ratio
+                if cost(low, grid) <= budget.epsilon:
+                    high = low
+                continue
+            if high / low < 1 + 1e-4:
+                break
+            middle = math.sqrt(low * high)
+            if cost(middle, grid) <= budget.epsilon:
+                high = middle
+            else:
+                low = middle
+        return high
 
-    def solve(grid: float, low: float, high: float) -> float:
-        # log ε is nearly straight in log noise, so Brent's method needs a handful of evaluations.
-        def excess(logarithm: float) -> float:
-            return math.log(max(cost(math.exp(logarithm), grid), 1e-300)) - aim
-
-        return math.exp(optimize.brentq(excess, math.log(low), math.log(high), rtol=_TOLERANCE / 20))
-
-    factor = solve(_COARSE, low, 1.1 * high)
-    if cost(factor, _FINE) < (1 - 2 * _TOLERANCE) * budget.epsilon:  # the coarse grid was too loose
-        factor = solve(_FINE, factor / 2, factor)
-    while cost(factor, _FINE) > budget.epsilon:
-        factor *= 1 + _TOLERANCE
+    factor = search(_FINE, search(_COARSE, 1.0))  # the fine grid has the last word
     return tuple(event.scaled(factor) for event in events)
