@@ -84,6 +84,15 @@ def test_calibration_never_overshoots(rate: float, steps: int, budget: float, de
     assert found[0].blocks[1].noise_multiplier / found[0].blocks[0].noise_multiplier == pytest.approx(share)
 
 
+def test_calibration_where_the_coarse_grid_is_loose() -> None:
+    """A small ε over many steps: the coarse grid asks for far too much noise, and the fine one must find its way back."""
+    asked = event(0.002, 5.0, 8000)
+    budget = epsilon([asked], 1e-3)
+    (found,) = calibrate([asked], Budget(budget, 1e-3))
+    assert 0.99 * budget <= epsilon([found], 1e-3) <= budget
+    assert found.noise_multiplier == pytest.approx(5.0, rel=0.01)
+
+
 def test_fixed_noise_that_costs_too_much_is_refused() -> None:
     fixed = NoisySums("counts", (Block("counts", 0.5, fixed=True),))
     with pytest.raises(BudgetExceeded, match="fixed noise"):
