@@ -85,7 +85,7 @@ def test_calibration_never_overshoots(rate: float, steps: int, budget: float, de
 
 
 def test_calibration_where_the_coarse_grid_is_loose() -> None:
-    """A small ε over many steps: the coarse grid asks for far too much noise, and the fine one must find its way back."""
+    """A small ε over many steps: the coarse grid asks for too much noise, and the fine one must find its way back."""
     asked = event(0.002, 5.0, 8000)
     budget = epsilon([asked], 1e-3)
     (found,) = calibrate([asked], Budget(budget, 1e-3))
