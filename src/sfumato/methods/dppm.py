@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, cast, get_args
 
@@ -13,11 +14,15 @@ from torch.func import jvp
 
 from sfumato.methods.base import Method, Shape
 from sfumato.methods.hamiltonian import Kinetic, hamiltonian, heun, noise_levels
+from sfumato.networks.gaussians import ClassGaussians, column
 from sfumato.networks.refinenet import RefineNet
-from sfumato.networks.score import ScoreNetwork, column
+from sfumato.networks.score import ScoreNetwork
+from sfumato.networks.wavelets import Judge
 from sfumato.privacy import Block, Counts, Curator, Draws, NoisySums
 
 _MEANS = "class means"
+_SHAPES = "class covariances"
+_JUDGE = "judge"
 _TRAIN = "train"
 _GRADIENT = "gradient"
 _COUNT_SHARE = 0.25  # of the bound on an image goes to the one that counts it
@@ -27,37 +32,41 @@ _COUNT_SHARE = 0.25  # of the bound on an image goes to the one that counts it
 class DPPM(Method):
     """A score network for every noise level, and leapfrog dynamics along it (Liu et al., 2023).
 
-    Guarantee: one noisy sum over everyone (class means with counts; a unit's vector is clipped to the bound), then
-    Poisson-subsampled Gaussian steps; a unit's gradient, averaged over its draws, is clipped to ``clip``.
+    Guarantee: two noisy sums over everyone (class means with counts, class covariances; a unit's vector is clipped to
+    the bound), then Poisson-subsampled Gaussian steps for a linear classifier and for the score network; a unit's
+    gradient, averaged over its draws, is clipped.
     Differs from the paper: the privacy comes from DP-SGD. The paper's randomised response stays available for the
     sliced objective (``response``); it is worth nothing as protection, and nothing is credited to it.
 
     >>> [event.name for event in DPPM(steps=10).plan(Budget(epsilon=1, delta=1e-5)).events]
-    ['class means', 'train']
+    ['class means', 'class covariances', 'judge', 'train']
     """
 
     name: ClassVar[str] = "dppm"
     paper: ClassVar[str] = "Liu, Ge, Wang, Zhuang, Liu: Learning Differentially Private Probabilistic Models (2023)"
     variants: ClassVar[Mapping[str, str]] = {
-        "certified": "score matching by DP-SGD, warm-started on noisy class means",
+        "certified": "score matching by DP-SGD around noisy class Gaussians, drawn before a private judge",
         "published": "randomised response on projection vectors, as printed: raw access, no guarantee",
     }
     raw_variants: ClassVar[frozenset[str]] = frozenset({"published"})
 
     # Training
     objective: str = "denoising"
-    width: int = 32
-    coarsest: int = 8
-    patch: int = 1
+    width: int = 48
+    coarsest: int = 7
+    patch: int = 2
     rate: float = 0.05
-    steps: int = 1000
+    steps: int = 500
     draws: int = 4
     clip: float = 0.1
     learning_rate: float = 0.002
     average: float = 0.998
-    warm_start: bool = True
-    mean_noise: float = 2.0
-    mean_size: float = 0.4
+    mean_noise: float = 4.0
+    mean_size: float = 0.5
+    covariance_noise: float = 3.0
+    frequencies: int = 14
+    judge_steps: int = 100
+    judge_rate: float = 30.0
     level_mean: float = -0.7
     level_deviation: float = 1.2
     spread: float = 0.5
@@ -77,6 +86,7 @@ class DPPM(Method):
     step_size: float = 0.5
     kinetic: str = "gaussian"
     metropolis: bool = True
+    redraws: int = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,58 +117,105 @@ class DPPM(Method):
             draws=2,
             clip=0.01,
             mean_size=0.1,
+            frequencies=3,
+            judge_steps=2,
             neighbours=3,
             iterations=2,
             batch=8,
             levels=2,
             leapfrog=1,
+            redraws=1,
         )
 
     def spending(self) -> tuple[NoisySums, ...]:
         if self.variant == "published":
             return ()
-        train = NoisySums(_TRAIN, (Block(_GRADIENT),), rate=self.rate, steps=self.steps)
-        return (NoisySums(_MEANS, (Block(_MEANS, self.mean_noise),)), train) if self.warm_start else (train,)
+        events = [NoisySums(_MEANS, (Block(_MEANS, self.mean_noise),))]
+        if self.covariance_noise > 0:
+            events.append(NoisySums(_SHAPES, (Block(_SHAPES, self.covariance_noise),)))
+        if self.judge_steps:
+            events.append(NoisySums(_JUDGE, (Block(_GRADIENT),), rate=self.rate, steps=self.judge_steps))
+        return (*events, NoisySums(_TRAIN, (Block(_GRADIENT),), rate=self.rate, steps=self.steps))
 
-    def build(self, shape: Shape, classes: int) -> ScoreNetwork | RefineNet:
+    def build(self, shape: Shape, classes: int) -> nn.Module:
         if self.variant == "published":
             return RefineNet(shape, classes, width=self.width)
-        sizes = {"width": self.width, "coarsest": self.coarsest, "patch": self.patch}
-        return ScoreNetwork(shape, classes, spread=self.spread, **sizes)
+        sizes = {"width": self.width, "coarsest": self.coarsest, "patch": self.patch, "frequencies": self.frequencies}
+        score = ScoreNetwork(shape, classes, spread=self.spread, **sizes)
+        return nn.ModuleDict({"score": score, "judge": Judge(shape, classes)} if self.judge_steps else {"score": score})
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
-        model = self.build(curator.shape, len(curator.classes)).to(curator.device)
-        if isinstance(model, RefineNet):
-            return self._as_published(curator, model), None
-        counts = self._start(curator, model) if self.warm_start else None
-        average = self.build(curator.shape, len(curator.classes)).to(curator.device)
-        average.load_state_dict(model.state_dict())
+        released = self.build(curator.shape, len(curator.classes)).to(curator.device)
+        if isinstance(released, RefineNet):
+            return self._as_published(curator, released), None
+        counts = self._start(curator, released["score"].gaussians)  # type: ignore[index]
+        if self.judge_steps:
+            self._judge(curator, released["judge"], counts)  # type: ignore[index]
+        self._train(curator, released["score"])  # type: ignore[index]
+        return released, counts
+
+    def _start(self, curator: Curator, gaussians: ClassGaussians) -> Counts:
+        """The slow waves of the mean images, with noisy counts, by one question; covariances by another."""
+        size = self.mean_size * math.sqrt(math.prod(curator.shape))
+        count = _COUNT_SHARE * size
+
+        def waves(images: Tensor, labels: Tensor, random: object) -> Tensor:
+            """Each image with one more number that counts it."""
+            flat = _shortened(gaussians.analyse(images), size)
+            return torch.cat([flat, torch.full_like(flat[:, :1], count)], dim=1)
+
+        total = curator.noisy_sum(_MEANS, waves, bound=math.hypot(size, count), by_class=True)
+        counts = Counts(total[:, -1] / count)
+        # A class of which nothing but noise is known gets the smallest count that does not blow the noise up.
+        sizes = counts.values.clamp(min=max(1.0, counts.total / (100 * len(total))))
+        means = gaussians.synthesise(total[:, :-1] / sizes[:, None])
+        gaussians.means.copy_(2.0 * means.clamp(0.0, 1.0) - 1.0)
+        if self.covariance_noise <= 0:
+            return counts
+        radius, waves_count = self.spread * math.sqrt(math.prod(curator.shape)), math.prod(gaussians.waves)
+        upper = torch.triu_indices(waves_count, waves_count, device=curator.device)
+        # Twice there and asked for once: with this factor the vector is as long as the matrix.
+        weight = torch.where(upper[0] == upper[1], 1.0, math.sqrt(2.0)).to(torch.get_default_dtype())
+
+        def products(images: Tensor, labels: Tensor, random: object) -> Tensor:
+            """Outer product of an image's slow waves, less the mean, and the energy of the others."""
+            away = _shortened((2.0 * images - 1.0 - gaussians.means[labels]).flatten(1), radius).view_as(images)
+            slow = gaussians.analyse(away)
+            energy = (away.flatten(1).square().sum(1) - slow.square().sum(1)).clamp(min=0.0)
+            return torch.cat([slow[:, upper[0]] * slow[:, upper[1]] * weight, energy[:, None]], dim=1)
+
+        total = curator.noisy_sum(_SHAPES, products, bound=radius**2, by_class=True)
+        moments = total.new_zeros(len(total), waves_count, waves_count)
+        moments[:, upper[0], upper[1]] = total[:, :-1] / weight
+        moments = moments + moments.triu(1).transpose(1, 2)
+        deviation = curator.plan.event(_SHAPES).noise_multiplier * radius**2
+        gaussians.learn(moments, total[:, -1], sizes, deviation=deviation)
+        return counts
+
+    def _judge(self, curator: Curator, judge: Judge, counts: Counts) -> None:
+        """A linear classifier by momentum; what is kept is a running average."""
+        average = deepcopy(judge)
+        optimizer = torch.optim.SGD(judge.parameters(), lr=self.judge_rate, momentum=0.9)
+        keep = {"judge": judge, "average": average, "optimizer": optimizer}
+        for step in curator.steps(_JUDGE, keep=keep):
+            gradient = step.noisy_gradient(_GRADIENT, judge, judge_loss, clip=1.0)
+            (gradient / (self.rate * counts.total)).apply(optimizer)
+            _blend(average, judge, min(0.95, (1 + step.index) / (10 + step.index)))
+        judge.load_state_dict(average.state_dict())
+
+    def _train(self, curator: Curator, model: ScoreNetwork) -> None:
+        average = deepcopy(model)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         keep = {"model": model, "average": average, "optimizer": optimizer}
         for step in curator.steps(_TRAIN, keep=keep):
+            # Half a cosine, down to a tenth.
+            share = 0.55 + 0.45 * math.cos(math.pi * min(1.0, step.index / self.steps))
+            optimizer.param_groups[0]["lr"] = self.learning_rate * share
             gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip=self.clip, draws=self.draws)
             # Adam does not see the scale; the clip is public and makes it one.
             (gradient / self.clip).apply(optimizer)
             _blend(average, model, min(self.average, (1 + step.index) / (10 + step.index)))
-        return average, counts
-
-    def _start(self, curator: Curator, model: ScoreNetwork) -> Counts:
-        """Noisy mean images, and noisy counts, by one question: each image with one more number that counts it."""
-        size = self.mean_size * math.sqrt(math.prod(curator.shape))
-        count = _COUNT_SHARE * size
-
-        def features(images: Tensor, labels: Tensor, random: object) -> Tensor:
-            flat = images.flatten(1)
-            flat = flat * (size / flat.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1.0)
-            return torch.cat([flat, torch.full_like(flat[:, :1], count)], dim=1)
-
-        total = curator.noisy_sum(_MEANS, features, bound=math.hypot(size, count), by_class=True)
-        counts = Counts(total[:, -1] / count)
-        # A class of which nothing but noise is known gets the smallest count that does not blow the noise up.
-        least = max(1.0, counts.total / (100 * len(total)))
-        means = (total[:, :-1] / counts.values.clamp(min=least)[:, None]).clamp(0.0, 1.0)
-        model.means.copy_((2.0 * means - 1.0).view_as(model.means))
-        return counts
+        model.load_state_dict(average.state_dict())
 
     # The loss of one row: its image at a noise level of its own
 
@@ -170,9 +227,8 @@ class DPPM(Method):
             projection, response = self._projections(random, images.shape[1:])
             return sliced_loss(model, noisy, level, labels, projection, response)
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half_precision):
-            residual = model.residual(noisy, level, labels)
-        wanted = model.target(clean, noisy, level, labels)
-        return (residual.to(wanted.dtype) - wanted).square().flatten(1).mean(1)
+            residual, linear, size = model.residual(noisy, level, labels)
+        return (residual.to(clean.dtype) - (clean - linear) / size).square().flatten(1).mean(1)
 
     def _level(self, random: Draws) -> Tensor:
         """Log-normal. The draws of one record are spread evenly over the law, which steadies their average."""
@@ -224,7 +280,25 @@ class DPPM(Method):
     # Sampling
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        network = cast(ScoreNetwork | RefineNet, model)
+        if isinstance(model, RefineNet):
+            return self._draw(model, labels)
+        networks = cast(nn.ModuleDict, model)
+        score = cast(ScoreNetwork, networks["score"])
+        images = self._draw(score, labels)
+        if "judge" not in networks:
+            return images
+        for _ in range(self.redraws):
+            opinion = networks["judge"](images).log_softmax(1)
+            doubted = (opinion.argmax(1) != labels).nonzero()[:, 0]
+            if not len(doubted):
+                break
+            again = self._draw(score, labels[doubted])
+            old, new = (o.gather(1, labels[doubted, None])[:, 0] for o in (opinion[doubted], networks["judge"](again).log_softmax(1)))
+            better = new > old
+            images[doubted[better]] = again[better]
+        return images
+
+    def _draw(self, network: ScoreNetwork | RefineNet, labels: Tensor) -> Tensor:
 
         def denoise(images: Tensor, level: Tensor) -> Tensor:
             with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half_precision):
@@ -245,6 +319,10 @@ class DPPM(Method):
             images = hamiltonian(score, images, levels, kinetic=cast(Kinetic, self.kinetic), **options)
             images = denoise(images, images.new_full((len(images),), levels[-1]))
         return ((images + 1.0) / 2.0).clamp(0.0, 1.0)
+
+
+def judge_loss(model: Judge, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+    return nn.functional.cross_entropy(model(torch.nan_to_num(images).clamp(0.0, 1.0)), labels, reduction="none")
 
 
 def respond(similarity: Tensor, *, neighbours: int, epsilon: float, uniform: Tensor) -> Tensor:
@@ -268,6 +346,11 @@ def sliced_loss(
     curvature = (response * slope).flatten(1).sum(1)
     length = (projection * value).flatten(1).sum(1)
     return level.square() * (curvature + length.square() / 2.0) / noisy[0].numel()
+
+
+def _shortened(rows: Tensor, length: float) -> Tensor:
+    """Rows that are longer are brought to this length."""
+    return rows * (length / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1.0)
 
 
 def _blend(average: nn.Module, model: nn.Module, share: float) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sfumato.networks.score import Shape, column, level_features
+from sfumato.networks.gaussians import column
+from sfumato.networks.score import Shape, level_features
 
 _SIGNAL = 16  # numbers that level_features gives
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sfumato.networks.gaussians import ClassGaussians, column
+
 Shape = tuple[int, int, int]
 _FREQUENCIES = 8
 
@@ -17,11 +19,6 @@ def level_features(level: Tensor) -> Tensor:
     powers = torch.arange(_FREQUENCIES, device=level.device, dtype=level.dtype)
     angles = (level.log() / 4.0)[:, None] * (math.pi / 4.0 * 1.6**powers)
     return torch.cat([angles.cos(), angles.sin()], dim=1)
-
-
-def column(values: Tensor) -> Tensor:
-    """One number per row, shaped to broadcast with images."""
-    return values.view(-1, 1, 1, 1)
 
 
 def groups(channels: int) -> int:
@@ -70,7 +67,7 @@ class UNet(nn.Module):
         channels, height, across = shape[0] * patch**2, -(-shape[1] // patch), -(-shape[2] // patch)
         sizes = 1 + max(0, math.ceil(math.log2(max(height, across) / coarsest)))
         widths = [width] + [2 * width] * (sizes - 1)
-        signal = 4 * width
+        signal = width
         kind = {"signal": signal, "classes": classes}
         self.level = nn.Linear(2 * _FREQUENCIES, signal)
         self.label = nn.Embedding(classes, signal)
@@ -109,48 +106,43 @@ class UNet(nn.Module):
 class ScoreNetwork(nn.Module):
     """The clean image given a noisy one, its noise level and its label; pixels lie in -1..1.
 
-    A class is first taken for a Gaussian around ``means[label]`` of deviation ``spread``, for which the best estimate
-    is a mixture of mean and noisy image; the U-Net, which also sees the mean as a picture, learns what that leaves.
-    So where the noise hides the image, the label still says what to draw. Means of zero are a start without knowledge.
+    A class is first taken for a Gaussian, for which the best estimate is linear; the U-Net, which sees that estimate
+    beside the noisy image, learns what it leaves. So where the noise hides the image, the label still says what to draw.
     """
 
-    means: Tensor
-
     def __init__(
-        self, shape: Shape, classes: int, *, width: int = 32, coarsest: int = 8, patch: int = 1, spread: float = 0.5
+        self,
+        shape: Shape,
+        classes: int,
+        *,
+        width: int = 32,
+        coarsest: int = 7,
+        patch: int = 1,
+        frequencies: int = 14,
+        spread: float = 0.5,
     ) -> None:
         super().__init__()
-        self.spread = spread
-        self.register_buffer("means", torch.zeros(classes, *shape))
+        self.gaussians = ClassGaussians(shape, classes, frequencies=frequencies, spread=spread)
         self.net = UNet(shape, classes, width=width, inputs=2 * shape[0], coarsest=coarsest, patch=patch)
 
-    def residual(self, noisy: Tensor, level: Tensor, labels: Tensor) -> Tensor:
-        """The network's own part, of about unit size at every noise level."""
-        mean = self.means[labels]
-        size = column((level.square() + self.spread**2).rsqrt())
-        output: Tensor = self.net(torch.cat([(noisy - mean) * size, mean], dim=1), level, labels)
-        return output
-
-    def target(self, images: Tensor, noisy: Tensor, level: Tensor, labels: Tensor) -> Tensor:
-        """What ``residual`` should be, were the clean image known."""
-        mean, (keep, size) = self.means[labels], self._mixture(level)
-        return (images - mean - keep * (noisy - mean)) / size
+    def residual(self, noisy: Tensor, level: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The network's own part, of about unit size at every noise level; the linear estimate; what one unit is."""
+        linear, size = self.gaussians.estimate(noisy, level, labels)
+        mean = self.gaussians.means[labels]
+        known = (noisy - mean) / column(self.gaussians.size(level, labels))
+        output: Tensor = self.net(torch.cat([known, linear], dim=1), level, labels)
+        return output, linear, column(size)
 
     def denoise(self, noisy: Tensor, level: Tensor, labels: Tensor) -> Tensor:
-        mean, (keep, size) = self.means[labels], self._mixture(level)
-        return mean + keep * (noisy - mean) + size * self.residual(noisy, level, labels).to(noisy.dtype)
+        output, linear, size = self.residual(noisy, level, labels)
+        return linear + size * output.to(noisy.dtype)
 
     def start(self, labels: Tensor, level: float) -> Tensor:
-        """Noisy images of this level, large enough to hide all but the mean; from torch's global generator."""
-        means = self.means[labels]
-        return means + math.hypot(level, self.spread) * torch.randn_like(means)
+        """Noisy images of this level, large enough to hide all but the Gaussian; from torch's global generator."""
+        return self.gaussians.draw(labels, level)
 
     def score(self, noisy: Tensor, level: Tensor, labels: Tensor) -> Tensor:
         """The gradient of the log-density of noisy images."""
         return (self.denoise(noisy, level, labels) - noisy) / column(level.square())
 
     forward = denoise
-
-    def _mixture(self, level: Tensor) -> tuple[Tensor, Tensor]:
-        total = level.square() + self.spread**2
-        return column(self.spread**2 / total), column(level * self.spread * total.rsqrt())
