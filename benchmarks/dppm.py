@@ -1,30 +1,35 @@
-"""What DPPM reaches: accuracy, FID and pictures at stated budgets, and what each setting is worth.
+"""What DPPM reaches: accuracy and pictures at stated budgets, what the judge and the samplers are worth, and its speed.
 
-    python benchmarks/dppm.py show DATA --epsilon 1 --epsilon 10 --seeds 3 --out OUT     the default settings
-    python benchmarks/dppm.py tune DATA --epsilon 10 --out OUT                           one change at a time
-    python benchmarks/dppm.py sample DATA --images 60000 --out OUT                       samplers: seconds and accuracy
-    python benchmarks/dppm.py published DATA --out OUT                                   the paper's own training
-    python benchmarks/dppm.py step DATA --out OUT                                        private against plain step
+    python benchmarks/dppm.py show --data mnist=DIR --data fashion-mnist=DIR --epsilon 1 --epsilon 10 --out OUT
+    python benchmarks/dppm.py sample --data mnist=DIR --epsilon 10 --out OUT      one training, drawn in many ways
+    python benchmarks/dppm.py published --data mnist=DIR --out OUT                the paper's own training
+    python benchmarks/dppm.py step --data mnist=DIR --out OUT                     private against plain step
 
-DATA is a folder with idx files (MNIST, Fashion-MNIST) or anything else with the splits "train" and "test"; the word
-"digits" stands for drawn digits, which need no file. --tiny takes a network and a collection that a CPU can carry in a
+DIR is a folder with idx files, or anything else with the splits "train" and "test"; the word "digits" stands for drawn
+digits, which need no file. --set key=value changes a parameter of the method, --at EPSILON:key=value only where the
+budget is that one; both may be given several times. --tiny takes a network and a collection that a CPU can carry in a
 minute, to see that all of it runs.
---set key=value changes a parameter of the method and may be given several times. OUT gets results.json, which grows by
-one entry a training, results.md, and a grid of pictures for each training; --save also keeps the releases.
 
-Trainings draw their noise from the operating system; --seeds counts repetitions. The pictures of each are judged by one
-CNN of the "sinkhorn" protocol, on the real test split. All of it is evaluation on public collections: NOT PRIVATE.
+OUT gets results.json, which grows by one entry a training, results.md, and a grid of pictures for each training.
+Trainings draw their noise from the operating system; --seeds counts repetitions. The pictures of each are judged by the
+CNN of the protocol `sinkhorn`, on the real test split. All of it is evaluation on public collections: NOT PRIVATE.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+# Batches of coins differ in size; without this the pieces of memory they leave do not fit the next one.
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import numpy as np
 import torch
@@ -32,9 +37,6 @@ import torch
 from sfumato.data.digits import draw_digits
 from sfumato.data.images import Images, PrivateImages, read
 from sfumato.evaluation.classifiers import CNN, Recipe, learn, score
-from sfumato.evaluation.features import extract
-from sfumato.evaluation.fidelity import frechet_distance, statistics
-from sfumato.evaluation.inception import inception
 from sfumato.methods.dppm import DPPM
 from sfumato.networks.score import ScoreNetwork
 from sfumato.privacy import AnyBudget, Budget, NoGuarantee
@@ -43,257 +45,222 @@ from sfumato.privacy.randomness import Randomness
 from sfumato.release import Release
 from sfumato.release.grid import grid
 
-CHANGES: tuple[dict[str, Any], ...] = (
-    {},
-    {"warm_start": False},
-    {"draws": 1},
-    {"draws": 16},
-    {"rate": 0.1},
-    {"rate": 0.1, "steps": 500},
-    {"steps": 300},
-    {"steps": 3000},
-    {"clip": 0.01},
-    {"clip": 1.0},
-    {"learning_rate": 0.0007},
-    {"learning_rate": 0.006},
-    {"average": 0.98},
-    {"average": 0.9995},
-    {"level_mean": -1.2},
-    {"level_mean": -0.2},
-    {"level_deviation": 0.8},
-    {"spread": 0.35},
-    {"width": 24},
-    {"width": 48},
-    {"patch": 2},
-    {"patch": 2, "width": 48, "coarsest": 7, "draws": 8},
-    {"patch": 2, "width": 48, "coarsest": 7, "rate": 0.1, "draws": 8},
-    {"half_precision": True},
-    {"mean_noise": 1.0},
-    {"mean_noise": 4.0},
-    {"objective": "sliced", "steps": 200},
-    {"objective": "sliced", "steps": 200, "response": 1.0},
-)
-"""One at a time, against the first."""
-
 SAMPLERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"redraws": 0},
     {"sampler": "heun", "levels": 9},
-    {"sampler": "heun", "levels": 18},
     {"sampler": "heun", "levels": 36},
-    *({"sampler": "hamiltonian", "levels": levels} for levels in (10, 20, 40, 80)),
-    {"sampler": "hamiltonian", "leapfrog": 6, "step_size": 0.25},
-    {"sampler": "hamiltonian", "leapfrog": 2, "step_size": 0.8},
-    {"sampler": "hamiltonian", "metropolis": False},
-    {"sampler": "hamiltonian", "decay": -2.0},
-    {"sampler": "hamiltonian", "kinetic": "rayleigh"},
-    {"sampler": "hamiltonian", "kinetic": "uniform"},
-    {"sampler": "hamiltonian", "largest_level": 40.0},
-    {"sampler": "hamiltonian", "smallest_level": 0.1},
+    {"sampler": "hamiltonian", "levels": 20},
+    {"sampler": "hamiltonian", "levels": 40},
+    {"sampler": "hamiltonian", "levels": 20, "metropolis": False},
+    {"sampler": "hamiltonian", "levels": 20, "decay": -2.0},
+    {"sampler": "hamiltonian", "levels": 20, "kinetic": "rayleigh"},
+    {"sampler": "hamiltonian", "levels": 20, "kinetic": "uniform"},
+    {"smallest_level": 0.1},
+    {"largest_level": 40.0},
 )
 
 TINY = {
-    "width": 8, "patch": 2, "rate": 0.1, "steps": 20, "draws": 2, "levels": 6, "iterations": 5, "batch": 16,
-    "learning_rate": 0.004, "average": 0.9,
+    "width": 8, "rate": 0.1, "steps": 10, "judge_steps": 10, "draws": 1, "levels": 4, "iterations": 5, "batch": 16,
 }  # fmt: skip
 
 
-class Study:
-    """The data, what is measured on it, and the files in which it is written down."""
+@dataclass(frozen=True)
+class Task:
+    """One training, and the ways in which its pictures are drawn."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self.arguments, self.device = arguments, arguments.device
-        self.train, self.test = _data(arguments)
-        self.private = PrivateImages.from_images(self.train)
-        self.count = arguments.images or (300 if arguments.tiny else 60_000)
-        self.out: Path = arguments.out
-        self.out.mkdir(parents=True, exist_ok=True)
-        self.file = self.out / "results.json"
-        self.results: list[dict[str, Any]] = json.loads(self.file.read_text()) if self.file.exists() else []
-        self.features: Any = None
-        settings = dict(TINY) if arguments.tiny else {}
-        settings |= dict(text.split("=", 1) for text in arguments.set)
-        self.method = DPPM.configured(settings)
+    mode: str
+    data: str
+    folder: str
+    epsilon: float
+    number: int
+    settings: dict[str, Any]
+    samplers: tuple[dict[str, Any], ...]
+    images: int
+    batch: int
+    records: int | None
+    tiny: bool
+    device: str
+    out: str
 
-    def train_one(self, method: DPPM, budget: AnyBudget) -> tuple[Release, float]:
-        self.synchronise()
-        start = time.perf_counter()
-        release = method.fit(self.private, budget, device=self.device)
-        self.synchronise()
-        return release, time.perf_counter() - start
+    def collection(self) -> tuple[Images, Images]:
+        records = self.records or (400 if self.tiny else None)
+        if self.folder == "digits":
+            return draw_digits(records or 60_000, seed=0), draw_digits(max(200, (records or 60_000) // 6), seed=1)
+        train, test = (read(self.folder, split=name, infer_classes=True) for name in ("train", "test"))
+        return (
+            train if records is None else Images(train.pixels[:records], train.labels[:records], train.classes)
+        ), test
 
-    def measure(self, release: Release, entry: Mapping[str, Any]) -> None:
-        """Draw, judge, write down."""
-        start = time.perf_counter()
-        images, labels = release.sample(self.count, batch=self.arguments.batch, device=self.device)
-        self.synchronise()
-        seconds = time.perf_counter() - start
-        classes, number = len(self.train.classes), len(self.results)
-        recipe = Recipe("CNN", CNN.network, epochs=2) if self.arguments.tiny else CNN
-        learned = learn(recipe, images, labels, classes=classes, seed=number, device=self.device)
-        accuracy = score(learned, self.test.pixels, self.test.labels, classes=classes)
-        rows = [np.flatnonzero(labels == label)[:10] for label in range(classes)]
-        picture = f"grid-{number:03d}.png"
-        grid(images[np.concatenate(rows)], columns=10, scale=2).save(self.out / picture)
-        self.write(
-            {
-                **entry,
-                "records": len(self.train.pixels),
-                "images": self.count,
-                "sampling_seconds": seconds,
-                "accuracy": 100 * accuracy.overall,
-                "worst_class": 100 * (accuracy.worst_class or 0.0),
-                "fid": self.distance(images) if self.arguments.fid else None,
-                "picture": picture,
-            }
-        )
-
-    def distance(self, images: np.ndarray) -> float:
-        """FID against the real test split, on as many images as it has."""
-        if self.features is None:
-            network = inception()
-            self.features = network, statistics(extract(network, self.test.pixels, device=self.device))
-        network, real = self.features
-        return frechet_distance(real, statistics(extract(network, images[: len(self.test.pixels)], device=self.device)))
-
-    def write(self, entry: Mapping[str, Any]) -> None:
-        arguments = self.arguments
-        machine = torch.cuda.get_device_name() if "cuda" in self.device else f"CPU, {torch.get_num_threads()} threads"
-        about = {"mode": arguments.mode, "data": Path(arguments.data).name, "machine": machine}
-        self.results.append({**about, "torch": torch.__version__, **entry})
-        self.file.write_text(json.dumps(self.results, indent=2) + "\n")
-        (self.out / "results.md").write_text(_table(self.results))
-        print(json.dumps(self.results[-1]), flush=True)
-
-    def synchronise(self) -> None:
-        if "cuda" in self.device:
-            torch.cuda.synchronize()
-
-    def budgets(self) -> Iterator[tuple[Budget, int]]:
-        for epsilon in self.arguments.epsilon:
-            for number in range(self.arguments.seeds):
-                yield Budget(epsilon, 1e-5), number
-
-    def keep(self, release: Release, name: str) -> None:
-        if self.arguments.save:
-            release.save(self.out / f"release-{len(self.results):03d}-{name}")
+    def name(self) -> str:
+        return f"{self.mode}-{self.data}-{self.epsilon:g}-{self.number}"
 
 
-def show(study: Study) -> None:
-    for budget, number in study.budgets():
-        release, seconds = study.train_one(study.method, budget)
-        study.keep(release, f"{budget.epsilon:g}")
-        entry = {"epsilon": budget.epsilon, "repetition": number, "change": {}, "training_seconds": seconds}
-        study.measure(release, {**entry, "parameters": study.method.parameters()})
+def judge(task: Task) -> list[dict[str, Any]]:
+    """Train, draw, judge."""
+    torch.set_num_threads(2)
+    torch.set_float32_matmul_precision("high")
+    train, test = task.collection()
+    private, method = PrivateImages.from_images(train), DPPM.configured(task.settings)
+    budget: AnyBudget = Budget(task.epsilon, 1e-5)
+    if task.mode == "published":
+        method, budget = replace(method, variant="published", response=task.epsilon), NoGuarantee()
+    method.plan(budget)  # seconds of its own, on one core, and remembered
+    start = time.perf_counter()
+    release = method.fit(private, budget, device=task.device)
+    synchronise(task.device)
+    seconds = time.perf_counter() - start
+    about = {
+        "mode": task.mode,
+        "data": task.data,
+        "epsilon": task.epsilon,
+        "guarantee": release.card["guarantee"],
+        "number": task.number,
+        "settings": task.settings,
+        "parameters": sum(p.numel() for p in release.model.parameters()),
+        "noise": {event.name: event.noise_multiplier for event in method.plan(budget).events},
+        "records": len(train.pixels),
+        "training_seconds": seconds,
+    }
+    if isinstance(release.model, torch.nn.ModuleDict) and "judge" in release.model:
+        about["judge"] = 100 * _right(release, test, task.device)
+    return [{**about, **_drawn(task, method, release, change, test)} for change in task.samplers]
 
 
-def tune(study: Study) -> None:
-    chosen = study.arguments.change
-    for budget, number in study.budgets():
-        for index, change in enumerate(CHANGES):
-            if chosen and index not in chosen:
-                continue
-            method = replace(study.method, **change)
-            release, seconds = study.train_one(method, budget)
-            entry = {"epsilon": budget.epsilon, "repetition": number, "change": change, "training_seconds": seconds}
-            study.measure(release, {**entry, "parameters": method.parameters()})
+def _right(release: Release, test: Images, device: str) -> float:
+    """How often the private judge is right about real images."""
+    network = release.model["judge"].to(device)  # type: ignore[index]
+    with torch.no_grad():
+        parts = torch.as_tensor(test.pixels).split(2000)
+        found = torch.cat([network(part.to(device).float() / 255).argmax(1).cpu() for part in parts])
+    return float((found.numpy() == test.labels).mean())
 
 
-def sample(study: Study) -> None:
-    """One training, many ways to draw from it."""
-    for budget, number in study.budgets():
-        release, seconds = study.train_one(study.method, budget)
-        study.keep(release, f"{budget.epsilon:g}")
-        for change in SAMPLERS:
-            method = replace(study.method, **change)
-            release.method = method
-            entry = {"epsilon": budget.epsilon, "repetition": number, "change": change, "training_seconds": seconds}
-            study.measure(release, {**entry, "parameters": method.parameters()})
+def _drawn(task: Task, method: DPPM, release: Release, change: dict[str, Any], test: Images) -> dict[str, Any]:
+    release.method, classes = replace(method, **change), len(release.classes)
+    start = time.perf_counter()
+    images, labels = release.sample(task.images, batch=task.batch, device=task.device)
+    seconds = time.perf_counter() - start
+    recipe = Recipe("CNN", CNN.network, epochs=2) if task.tiny else CNN
+    learned = learn(recipe, images, labels, classes=classes, seed=task.number, device=task.device)
+    accuracy = score(learned, test.pixels, test.labels, classes=classes)
+    if change == task.samplers[0] and task.number == 0:
+        rows = [np.flatnonzero(labels == label)[: 100 // classes] for label in range(classes)]
+        grid(images[np.concatenate(rows)], columns=10).save(Path(task.out) / f"{task.name()}.png")
+    return {
+        "change": change,
+        "images": task.images,
+        "sampling_seconds": seconds,
+        "accuracy": 100 * accuracy.overall,
+        "classes": [100 * (share or 0.0) for share in accuracy.per_class],
+    }
 
 
-def published(study: Study) -> None:
-    method = replace(study.method, variant="published")
-    for epsilon in study.arguments.epsilon:
-        method = replace(method, response=epsilon)
-        release, seconds = study.train_one(method, NoGuarantee())
-        entry = {"epsilon": None, "claimed": epsilon, "change": {}, "training_seconds": seconds}
-        study.measure(release, {**entry, "parameters": method.parameters()})
-
-
-def step(study: Study) -> None:
+def step(task: Task) -> list[dict[str, Any]]:
     """The same rows, the same loss: a clipped sum, and a plain backward pass, in turn."""
-    method, device = study.method, torch.device(study.device)
-    units = 24 if study.arguments.tiny else 1024
-    shape: tuple[int, int, int] = study.train.pixels.shape[1:]
-    model = method.build(shape, len(study.train.classes)).to(device)
+    torch.set_float32_matmul_precision("high")
+    method, device = DPPM.configured(task.settings), torch.device(task.device)
+    train, _ = task.collection()
+    units = 24 if task.tiny else round(method.rate * len(train.pixels))
+    shape: tuple[int, int, int] = train.pixels.shape[1:]
+    model = method.build(shape, len(train.classes)).to(device)["score"]  # type: ignore[index]
     if not isinstance(model, ScoreNetwork):
         raise SystemExit("the private step is that of the certified variant")
     ids = torch.arange(units * method.draws, device=device) // method.draws
     draws = Randomness(0).draws(ids, torch.arange(len(ids), device=device) % method.draws, "benchmark")
-    images = torch.as_tensor(study.train.pixels[:units]).to(device).float().div(255).repeat_interleave(method.draws, 0)
-    labels = torch.as_tensor(study.train.labels[:units]).to(device).repeat_interleave(method.draws)
+    images = torch.as_tensor(train.pixels[:units]).to(device).float().div(255).repeat_interleave(method.draws, 0)
+    labels = torch.as_tensor(train.labels[:units]).to(device).repeat_interleave(method.draws)
     batch = Batch(images, labels, draws, torch.full((units, method.draws), 1 / method.draws, device=device))
     seconds: dict[str, list[float]] = {"plain": [], "private": []}
-    for _ in range(3 if study.arguments.tiny else 12):
+    for _ in range(3 if task.tiny else 15):
         for way, times in seconds.items():
-            study.synchronise()
+            synchronise(task.device)
             start = time.perf_counter()
             if way == "private":
                 clipped_sum(model, method.loss, batch, method.clip)
             else:
                 method.loss(model, images, labels, draws).mean().backward()
                 model.zero_grad(set_to_none=True)
-            study.synchronise()
+            synchronise(task.device)
             times.append(time.perf_counter() - start)
     # The first rounds choose algorithms.
     plain, private = (float(np.median(times[len(times) // 3 :])) for times in seconds.values())
-    entry = {"units": units, "draws": method.draws, "plain_ms": 1000 * plain, "private_ms": 1000 * private}
-    study.write({**entry, "ratio": private / plain, "examples_per_second": len(ids) / private})
+    entry = {"mode": "step", "units": units, "draws": method.draws, "plain_ms": 1000 * plain}
+    return [{**entry, "private_ms": 1000 * private, "ratio": private / plain, "rows_per_second": len(ids) / private}]
 
 
-def _data(arguments: argparse.Namespace) -> tuple[Images, Images]:
-    records = arguments.records or (400 if arguments.tiny else 60_000)
-    if arguments.data == "digits":
-        return draw_digits(records, seed=0), draw_digits(max(200, records // 6), seed=1)
-    train, test = (read(arguments.data, split=name, infer_classes=True) for name in ("train", "test"))
-    if not (arguments.records or arguments.tiny):
-        return train, test
-    return Images(train.pixels[:records], train.labels[:records], train.classes), test
+def synchronise(device: str) -> None:
+    if "cuda" in device:
+        torch.cuda.synchronize()
 
 
-def _table(results: list[dict[str, Any]]) -> str:
-    """Everything that was drawn and judged, in the order it was run."""
-    lines = ["| data | mode | ε | change | training s | sampling s | CNN % | worst class % | FID |", "|" + "---|" * 9]
+def table(results: Iterable[dict[str, Any]]) -> str:
+    """Everything that was drawn and judged, in the order it was finished."""
+    lines = ["| data | mode | ε | change | training s | sampling s | judge % | CNN % |", "|" + "---|" * 8]
     for entry in results:
         if "accuracy" not in entry:
             continue
         change = ", ".join(f"{key} {value}" for key, value in entry["change"].items()) or "–"
-        epsilon = "∞" if entry["epsilon"] is None else f"{entry['epsilon']:g}"
-        fid = "–" if entry["fid"] is None else f"{entry['fid']:.1f}"
+        right = f"{entry['judge']:.1f}" if "judge" in entry else "–"
         seconds = f"{entry['training_seconds']:.0f} | {entry['sampling_seconds']:.1f}"
-        accuracy = f"{entry['accuracy']:.1f} | {entry['worst_class']:.1f}"
-        lines.append(f"| {entry['data']} | {entry['mode']} | {epsilon} | {change} | {seconds} | {accuracy} | {fid} |")
+        about = f"{entry['data']} | {entry['mode']} | {entry['epsilon']:g} | {change}"
+        lines.append(f"| {about} | {seconds} | {right} | {entry['accuracy']:.1f} |")
     return "\n".join(lines) + "\n"
 
 
+def settings_at(options: argparse.Namespace, epsilon: float) -> dict[str, Any]:
+    own = [text.split(":", 1)[1] for text in options.at if float(text.split(":", 1)[0]) == epsilon]
+    return {**(TINY if options.tiny else {}), **dict(text.split("=", 1) for text in (*options.set, *own))}
+
+
 def main() -> None:
-    modes = {"show": show, "tune": tune, "sample": sample, "published": published, "step": step}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=modes)
-    parser.add_argument("data")
+    parser.add_argument("mode", choices=("show", "sample", "published", "step"))
+    parser.add_argument("--data", action="append", required=True, help="name=folder, or digits=digits")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epsilon", type=float, action="append")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--images", type=int, default=None, help="synthetic images that are drawn and judged")
     parser.add_argument("--records", type=int, default=None, help="train on the first so many, or draw so many digits")
-    parser.add_argument("--batch", type=int, default=5000, help="images drawn at once")
+    parser.add_argument("--batch", type=int, default=10_000, help="images drawn at once")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--change", type=int, action="append", help="only these of the changes that tune knows")
-    parser.add_argument("--fid", action="store_true", help="measure FID, which needs the Inception network's weights")
-    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--at", action="append", default=[], metavar="EPSILON:KEY=VALUE")
+    parser.add_argument("--together", type=int, default=1, help="trainings that share the device")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    arguments = parser.parse_args()
-    arguments.epsilon = arguments.epsilon or [10.0]
-    modes[arguments.mode](Study(arguments))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    machine = torch.cuda.get_device_name() if "cuda" in options.device else "CPU"
+    tasks = [
+        Task(
+            mode=options.mode,
+            data=name,
+            folder=folder,
+            epsilon=epsilon,
+            number=number,
+            settings=settings_at(options, epsilon),
+            samplers=SAMPLERS if options.mode == "sample" else SAMPLERS[:1],
+            images=options.images or (300 if options.tiny else 60_000),
+            batch=options.batch,
+            records=options.records,
+            tiny=options.tiny,
+            device=options.device,
+            out=str(options.out),
+        )
+        for number in range(options.seeds)
+        for epsilon in options.epsilon or [10.0]
+        for name, folder in (text.split("=", 1) for text in options.data)
+    ]
+    results: list[dict[str, Any]] = []
+    with ProcessPoolExecutor(options.together, mp_context=get_context("spawn")) as pool:
+        waiting = {pool.submit(step if options.mode == "step" else judge, task) for task in tasks}
+        while waiting:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for entry in (entry for future in done for entry in future.result()):
+                results.append({"machine": machine, "torch": torch.__version__, "together": options.together, **entry})
+                print(json.dumps(results[-1]), flush=True)
+            (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+            (options.out / "results.md").write_text(table(results))
 
 
 if __name__ == "__main__":

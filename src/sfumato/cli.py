@@ -21,6 +21,7 @@ from sfumato.report.command import report_command
 if TYPE_CHECKING:
     from sfumato.data.images import Options
     from sfumato.methods import Method
+    from sfumato.methods.rehearsal import Work
     from sfumato.privacy import AnyBudget, Plan
 
 app = typer.Typer(
@@ -97,14 +98,29 @@ def plan(
     rate: Rate = None,
     steps: Steps = None,
     no_guarantee: NoGuaranteeFlag = False,
+    size: Annotated[int | None, typer.Option(help="Rehearse at this many pixels a side: what a run costs.")] = None,
+    images: Annotated[int, typer.Option(help="Rehearsal: how many images the collection will have.")] = 60_000,
+    channels: Annotated[int, typer.Option(help="Rehearsal: 1 for grey, 3 for colour.")] = 1,
+    classes: Annotated[int, typer.Option(help="Rehearsal: how many classes.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """What a run would spend. Touches no data."""
+    """What a run would spend, and with --size what it costs in work. Touches no data."""
     chosen = _method(method, variant, settings, config, rate, steps)
     planned = chosen.plan(_budget(epsilon, delta, unit, no_guarantee))
+    work = None
+    if size is not None:
+        import torch
+
+        from sfumato.methods.rehearsal import rehearse
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        work = rehearse(chosen, shape=(channels, size, size), classes=classes, images=images, device=device)
     if as_json:
-        return _print_json({"method": method, "parameters": chosen.parameters(), **planned.to_json()})
+        facts = {"method": method, "parameters": chosen.parameters(), **planned.to_json()}
+        return _print_json(facts if work is None else {**facts, "work": work.to_json()})
     _show_plan(chosen, planned)
+    if work is not None:
+        _show_work(work)
 
 
 @app.command()
@@ -438,6 +454,18 @@ def _show_events(events: list[dict[str, Any]], *, to: Any = None) -> None:
             event["name"], str(event["steps"]), f"{event['rate']:g}", f"{event['noise_multiplier']:.4g}", blocks
         )
     (to or console).print(table)
+
+
+def _show_work(work: Work) -> None:
+    console.print(
+        f"{work.parameters:,} parameters; {work.operations:.2g} floating point operations; "
+        f"about {work.seconds:.0f} s at the pace of a short rehearsal on this machine's {work.device}"
+    )
+    table = Table("part", "steps", "records a step", "operations a step", "seconds")
+    for part in work.parts:
+        seconds = f"{part.steps * part.seconds:.1f}" if part.seconds else "once"
+        table.add_row(part.name, str(part.steps), str(part.records or ""), f"{part.operations:.2g}", seconds)
+    console.print(table)
 
 
 def main() -> None:

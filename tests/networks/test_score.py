@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from sfumato.networks.gaussians import column
 from sfumato.networks.refinenet import RefineNet
-from sfumato.networks.score import ScoreNetwork, column
+from sfumato.networks.score import ScoreNetwork
 from sfumato.privacy.gradients import Batch, clipped_sum, loop
 from sfumato.privacy.gradients import engine as engine_module
 from sfumato.privacy.randomness import Randomness
@@ -55,13 +56,13 @@ def test_patches_cover_a_picture_that_they_do_not_divide() -> None:
     assert model.denoise(noisy, level, labels).shape == noisy.shape
 
 
-def test_a_target_that_is_met_gives_the_clean_image() -> None:
+def test_a_residual_that_is_met_gives_the_clean_image() -> None:
     noisy, level, labels = inputs((1, 12, 12))
     clean = torch.rand_like(noisy)
     model = ScoreNetwork((1, 12, 12), 2, width=4)
-    model.means.uniform_(-1, 1)
-    target = model.target(clean, noisy, level, labels)
-    model.residual = lambda *given: target  # type: ignore[method-assign]
+    model.gaussians.means.uniform_(-1, 1)
+    _, linear, size = model.residual(noisy, level, labels)
+    model.net.forward = lambda *given: (clean - linear) / size  # type: ignore[method-assign]
     torch.testing.assert_close(model.denoise(noisy, level, labels), clean)
 
 
@@ -70,10 +71,10 @@ def test_under_much_noise_an_untrained_network_draws_the_mean_of_the_class() -> 
     model = ScoreNetwork((1, 12, 12), 2, width=4)
     model.net.leave.weight.data.zero_()
     model.net.leave.bias.data.zero_()
-    model.means.uniform_(-1, 1)
+    model.gaussians.means.uniform_(-1, 1)
     labels = torch.tensor([0, 1])
     clean = model.denoise(1000.0 * torch.randn(2, 1, 12, 12), torch.full((2,), 1000.0), labels)
-    assert float((clean - model.means[labels]).detach().abs().max()) < 0.01
+    assert float((clean - model.gaussians.means[labels]).detach().abs().max()) < 0.01
 
 
 @pytest.mark.parametrize(("shape", "classes"), [((1, 28, 28), 10), ((3, 32, 32), 10), ((3, 64, 64), 2)])
@@ -93,7 +94,7 @@ def test_the_papers_network_has_the_papers_widths() -> None:
 def squared_error(model: ScoreNetwork, images: Tensor, labels: Tensor, random: Any) -> Tensor:
     level = random.uniform("level", 1)[:, 0] + 0.1
     noisy = images + column(level) * random.normal("noise", *images.shape[1:])
-    return (model.residual(noisy, level, labels) - images).square().flatten(1).sum(1)
+    return (model.residual(noisy, level, labels)[0] - images).square().flatten(1).sum(1)
 
 
 @pytest.mark.parametrize("patch", [1, 2])

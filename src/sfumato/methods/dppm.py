@@ -52,14 +52,14 @@ class DPPM(Method):
 
     # Training
     objective: str = "denoising"
-    width: int = 48
+    width: int = 32
     coarsest: int = 7
     patch: int = 2
     rate: float = 0.05
     steps: int = 500
-    draws: int = 4
+    draws: int = 1
     clip: float = 0.1
-    learning_rate: float = 0.002
+    learning_rate: float = 0.003
     average: float = 0.998
     mean_noise: float = 4.0
     mean_size: float = 0.5
@@ -77,8 +77,8 @@ class DPPM(Method):
     iterations: int = 10_000
     batch: int = 128
     # Sampling
-    sampler: str = "hamiltonian"
-    levels: int = 40
+    sampler: str = "heun"
+    levels: int = 18
     largest_level: float = 10.0
     smallest_level: float = 0.03
     decay: float = 7.0
@@ -287,16 +287,22 @@ class DPPM(Method):
         images = self._draw(score, labels)
         if "judge" not in networks:
             return images
+        belief, sure = self._opinion(networks, images, labels)
         for _ in range(self.redraws):
-            opinion = networks["judge"](images).log_softmax(1)
-            doubted = (opinion.argmax(1) != labels).nonzero()[:, 0]
+            doubted = (~sure).nonzero()[:, 0]
             if not len(doubted):
                 break
             again = self._draw(score, labels[doubted])
-            old, new = (o.gather(1, labels[doubted, None])[:, 0] for o in (opinion[doubted], networks["judge"](again).log_softmax(1)))
-            better = new > old
-            images[doubted[better]] = again[better]
+            new, convinced = self._opinion(networks, again, labels[doubted])
+            better = new > belief[doubted]
+            place = doubted[better]
+            images[place], belief[place], sure[place] = again[better], new[better], convinced[better]
         return images
+
+    def _opinion(self, networks: nn.ModuleDict, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """How far the judge believes each label, and whether it would have said the same."""
+        logits = networks["judge"](images)
+        return logits.log_softmax(1).gather(1, labels[:, None])[:, 0], logits.argmax(1) == labels
 
     def _draw(self, network: ScoreNetwork | RefineNet, labels: Tensor) -> Tensor:
 

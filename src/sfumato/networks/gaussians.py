@@ -23,12 +23,14 @@ def cosines(count: int, size: int) -> Tensor:
 
 
 class ClassGaussians(nn.Module):
-    """``means``, and covariances that are full over the ``frequencies`` × ``frequencies`` slowest waves of each channel.
+    """``means``, and covariances that are full over the ``frequencies`` × ``frequencies`` slowest waves of a channel.
 
     Within the waves, class k has variance ``variances[k, i]`` along ``axes[k, :, i]``; all faster ones have
     ``floor[k]``. At the start every class is a ball of deviation ``spread`` around nothing. No parameters.
     """
 
+    down: Tensor
+    right: Tensor
     means: Tensor
     axes: Tensor
     variances: Tensor
@@ -50,14 +52,11 @@ class ClassGaussians(nn.Module):
 
     def analyse(self, images: Tensor) -> Tensor:
         """``[rows, *shape] → [rows, waves]``."""
-        down, right = (waves.to(images.dtype) for waves in (self.down, self.right))  # type: ignore[operator]
-        return (down @ images @ right.T).flatten(1)
+        return (self.down.to(images) @ images @ self.right.to(images).T).flatten(1)
 
     def synthesise(self, waves: Tensor) -> Tensor:
         """The way back."""
-        down, right = (each.to(waves.dtype) for each in (self.down, self.right))  # type: ignore[operator]
-        images: Tensor = down.T @ waves.view(-1, *self.waves) @ right
-        return images
+        return self.down.to(waves).T @ waves.view(-1, *self.waves) @ self.right.to(waves)
 
     def estimate(self, noisy: Tensor, level: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The clean image that is to be expected under the Gaussian, and how far off it is, a number for each row."""
@@ -85,9 +84,9 @@ class ClassGaussians(nn.Module):
         return means + column(rest) * white + self.synthesise(waves)
 
     def _turn(self, waves: Tensor, labels: Tensor, *, back: bool) -> Tensor:
-        """Into the own axes of each row's class, or back: one product for all classes, each row in its class's block."""
+        """Into the own axes of each row's class, or back: one product for all classes, a row in its class's block."""
         axes = self.axes.transpose(1, 2) if back else self.axes
-        member = nn.functional.one_hot(labels, len(axes)).to(waves.dtype)
+        member = (labels[:, None] == torch.arange(len(axes), device=labels.device)).to(waves.dtype)
         return (member[:, :, None] * waves[:, None, :]).flatten(1) @ axes.to(waves.dtype).flatten(0, 1)
 
     def learn(self, moments: Tensor, energy: Tensor, counts: Tensor, *, deviation: float) -> None:

@@ -27,7 +27,7 @@ def groups(channels: int) -> int:
 
 
 class Conditioned(nn.Module):
-    """A residual block of two convolutions. Label and noise level enter between them.
+    """A residual block of two convolutions. Between them, label and noise level scale and shift every channel.
 
     The label has a vector of its own in every block: added to each place of the picture, it cannot be lost on the way
     from the input, however noisy that is.
@@ -35,11 +35,12 @@ class Conditioned(nn.Module):
 
     def __init__(self, before: int, after: int, *, signal: int, classes: int) -> None:
         super().__init__()
-        self.first_norm = nn.GroupNorm(groups(before), before)
+        # Scales of their own would cost a pass over the picture each, and noise; the next layer can do their work.
+        self.first_norm = nn.GroupNorm(groups(before), before, affine=False)
         self.first = nn.Conv2d(before, after, 3, padding=1)
         self.signal = nn.Linear(signal, 2 * after)
         self.label = nn.Embedding(classes, after)
-        self.second_norm = nn.GroupNorm(groups(after), after)
+        self.second_norm = nn.GroupNorm(groups(after), after, affine=False)
         self.second = nn.Conv2d(after, after, 3, padding=1)
         self.skip = nn.Conv2d(before, after, 1) if before != after else nn.Identity()
         nn.init.normal_(self.label.weight, std=0.5)
@@ -48,9 +49,9 @@ class Conditioned(nn.Module):
 
     def forward(self, hidden: Tensor, signal: Tensor, labels: Tensor) -> Tensor:
         scale, shift = self.signal(signal).chunk(2, dim=1)
-        inner = self.first(F.silu(self.first_norm(hidden)))
-        inner = self.second_norm(inner + self.label(labels)[:, :, None, None])
-        inner = F.silu(inner * (1.0 + scale[:, :, None, None]) + shift[:, :, None, None])
+        shift = shift + self.label(labels)
+        inner = self.second_norm(self.first(F.silu(self.first_norm(hidden))))
+        inner = F.silu(torch.addcmul(shift[:, :, None, None], inner, 1.0 + scale[:, :, None, None]))
         output: Tensor = self.skip(hidden) + self.second(inner)
         return output
 
@@ -79,7 +80,7 @@ class UNet(nn.Module):
             Conditioned(below + own, own, **kind)
             for below, own in zip([widths[-1], *widths[:0:-1]], widths[::-1], strict=True)
         )
-        self.leave_norm = nn.GroupNorm(groups(width), width)
+        self.leave_norm = nn.GroupNorm(groups(width), width, affine=False)
         self.leave = nn.Conv2d(width, channels, 3, padding=1)
         nn.init.normal_(self.leave.weight, std=0.1 / math.sqrt(9 * width))
 
@@ -107,7 +108,7 @@ class ScoreNetwork(nn.Module):
     """The clean image given a noisy one, its noise level and its label; pixels lie in -1..1.
 
     A class is first taken for a Gaussian, for which the best estimate is linear; the U-Net, which sees that estimate
-    beside the noisy image, learns what it leaves. So where the noise hides the image, the label still says what to draw.
+    beside the noisy image, learns what it leaves. So where noise hides the image, the label still says what to draw.
     """
 
     def __init__(

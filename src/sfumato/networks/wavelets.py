@@ -21,6 +21,8 @@ class Wavelets(nn.Module):
     Octaves go from two pixels a wave to a quarter of the side; ``places`` a side, of every channel. No parameters.
     """
 
+    filters: Tensor
+
     def __init__(self, shape: Shape, *, places: int = 7) -> None:
         super().__init__()
         channels, height, width = shape
@@ -31,7 +33,7 @@ class Wavelets(nn.Module):
         self.register_buffer("filters", _filters(), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        filters: Tensor = self.filters.to(images.dtype)  # type: ignore[operator]
+        filters = self.filters.to(images)
         rows, channels, height, width = images.shape
         plane = images.reshape(rows * channels, 1, height, width)
         bands = [self._pool(plane)]

@@ -1,0 +1,113 @@
+"""What a training costs in work, found by rehearsing it: a few steps of every part, on random pictures.
+
+Nothing private is needed: the method runs as it would, on noise of the right shape, and each part is cut short. Its
+work is counted, its time taken, and both are scaled up to the planned number of steps and records.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from sfumato.methods.base import Method, Shape
+from sfumato.privacy import NoGuarantee, PrivateRecords
+from sfumato.privacy.curator import Item, Step
+
+_STEPS = 4  # the first finds out what is fastest, the last is counted, the others are timed
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a training: planned steps, records in a step, and what one step takes.
+
+    What is done once is counted but not timed; it takes seconds.
+    """
+
+    name: str
+    steps: int
+    records: int
+    operations: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """Parameters that are released, and the parts; ``seconds`` are for the device that rehearsed."""
+
+    parameters: int
+    device: str
+    parts: tuple[Part, ...]
+
+    @property
+    def operations(self) -> float:
+        return sum(part.steps * part.operations for part in self.parts)
+
+    @property
+    def seconds(self) -> float:
+        return sum(part.steps * part.seconds for part in self.parts)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "parameters": self.parameters,
+            "device": self.device,
+            "operations": self.operations,
+            "seconds": self.seconds,
+            "parts": [asdict(part) for part in self.parts],
+        }
+
+
+def rehearse(
+    method: Method, *, shape: Shape, classes: int, images: int, device: str | torch.device = "cpu", units: int = 48
+) -> Work:
+    """About ``units`` records go through a step; work and seconds are scaled to ``images`` in proportion.
+
+    Small steps use a device badly, so the seconds are an upper estimate; the work is what it is.
+    """
+    rates = [event.rate for event in method.spending() if event.rate < 1]
+    count = max(classes, min(images, round(units / min(rates, default=1.0))))
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (count, *shape), dtype=np.uint8)
+    records = PrivateRecords(pixels, np.arange(count) % classes, classes=tuple(map(str, range(classes))))
+    parts: list[Part] = []
+
+    class Rehearsal(type(method).curator_type):  # type: ignore[misc]
+        """Stops each part early and writes down what it took."""
+
+        def steps(self, name: str, *, keep: Mapping[str, Any] | None = None) -> Iterator[Step]:
+            event = self.plan.event(name)
+            share = images / count
+            yield from _timed(super().steps(name, keep=keep), name, event.steps, round(event.rate * images), share)
+
+        def track(self, items: Iterable[Item], name: str, total: int) -> Iterator[Item]:
+            yield from _timed(super().track(items, name, total), name, total, 0, 1.0)
+
+    def _timed(items: Iterable[Any], name: str, steps: int, records: int, share: float) -> Iterator[Any]:
+        times: list[float] = []
+        counter = FlopCounterMode(display=False)
+        try:
+            for number, item in enumerate(items):
+                begin = time.perf_counter()
+                if number + 1 >= min(steps, _STEPS):
+                    with counter:
+                        yield item
+                    return
+                yield item
+                if "cuda" in str(device):
+                    torch.cuda.synchronize()
+                times.append(time.perf_counter() - begin)
+        finally:
+            # A question that is asked once leaves the loop with its answer; its start-up would be all that is timed.
+            seconds = share * min(times[1:], default=0.0)
+            parts.append(Part(name, steps, records, share * counter.get_total_flops(), seconds))
+
+    rehearsed = copy(method)
+    object.__setattr__(rehearsed, "curator_type", Rehearsal)
+    release = rehearsed.fit(records, NoGuarantee(), device=device)
+    return Work(sum(p.numel() for p in release.model.parameters()), str(device), tuple(parts))
