@@ -66,7 +66,7 @@ class DPPM(Method):
     covariance_noise: float = 3.0
     frequencies: int = 14
     judge_steps: int = 100
-    judge_rate: float = 30.0
+    judge_learning_rate: float = 30.0
     level_mean: float = -0.7
     level_deviation: float = 1.2
     spread: float = 0.5
@@ -195,7 +195,7 @@ class DPPM(Method):
     def _judge(self, curator: Curator, judge: Judge, counts: Counts) -> None:
         """A linear classifier by momentum; what is kept is a running average."""
         average = deepcopy(judge)
-        optimizer = torch.optim.SGD(judge.parameters(), lr=self.judge_rate, momentum=0.9)
+        optimizer = torch.optim.SGD(judge.parameters(), lr=self.judge_learning_rate, momentum=0.9)
         keep = {"judge": judge, "average": average, "optimizer": optimizer}
         for step in curator.steps(_JUDGE, keep=keep):
             gradient = step.noisy_gradient(_GRADIENT, judge, judge_loss, clip=1.0)
