@@ -20,7 +20,7 @@ from sfumato.methods.base import Method, Shape
 from sfumato.privacy import NoGuarantee, PrivateRecords
 from sfumato.privacy.curator import Item, Step
 
-_STEPS = 4  # the first finds out what is fastest, the last is counted, the others are timed
+_TIMED, _COUNTED = 3, 3  # steps; the first of all is not timed
 
 
 @dataclass(frozen=True)
@@ -90,22 +90,29 @@ def rehearse(
 
     def _timed(items: Iterable[Any], name: str, steps: int, records: int, share: float) -> Iterator[Any]:
         times: list[float] = []
-        counter = FlopCounterMode(display=False)
+        counts: list[int] = []
         try:
             for number, item in enumerate(items):
-                begin = time.perf_counter()
-                if number + 1 >= min(steps, _STEPS):
+                counter = FlopCounterMode(display=False)
+                if number >= min(steps - 1, _TIMED):
                     with counter:
-                        yield item
-                    return
+                        # A question that is asked once leaves the loop here, with its answer.
+                        try:
+                            yield item
+                        finally:
+                            counts.append(counter.get_total_flops())
+                    if number + 1 == _TIMED + _COUNTED:
+                        return
+                    continue
+                begin = time.perf_counter()
                 yield item
                 if "cuda" in str(device):
                     torch.cuda.synchronize()
                 times.append(time.perf_counter() - begin)
         finally:
-            # A question that is asked once leaves the loop with its answer; its start-up would be all that is timed.
-            seconds = share * min(times[1:], default=0.0)
-            parts.append(Part(name, steps, records, share * counter.get_total_flops(), seconds))
+            # A step in which the engine tries out formulas counts and takes more than those that follow.
+            operations, seconds = min(counts, default=0), min(times[1:], default=0.0)
+            parts.append(Part(name, steps, records, share * operations, share * seconds))
 
     rehearsed = copy(method)
     object.__setattr__(rehearsed, "curator_type", Rehearsal)
