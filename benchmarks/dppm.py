@@ -5,7 +5,7 @@
     python benchmarks/dppm.py published --data mnist=DIR --out OUT                the paper's own training
     python benchmarks/dppm.py step --data mnist=DIR --out OUT                     private against plain step
 
-DIR is a folder with idx files, or anything else with the splits "train" and "test"; the word "digits" stands for drawn
+DIR is a folder with idx files, or anything else with two splits (--splits, --label); the word "digits" stands for drawn
 digits, which need no file. --set key=value changes a parameter of the method, --at EPSILON:key=value only where the
 budget is that one; both may be given several times. --tiny takes a network and a collection that a CPU can carry in a
 minute, to see that all of it runs.
@@ -72,6 +72,8 @@ class Task:
     mode: str
     data: str
     folder: str
+    label: str | None
+    splits: tuple[str, str]
     epsilon: float
     number: int
     settings: dict[str, Any]
@@ -87,7 +89,10 @@ class Task:
         records = self.records or (400 if self.tiny else None)
         if self.folder == "digits":
             return draw_digits(records or 60_000, seed=0), draw_digits(max(200, (records or 60_000) // 6), seed=1)
-        train, test = (read(self.folder, split=name, infer_classes=True) for name in ("train", "test"))
+        train, test = (
+            read(self.folder, split=name, infer_classes=True, label_column=self.label, unlabelled="leave out")
+            for name in self.splits
+        )
         return (
             train if records is None else Images(train.pixels[:records], train.labels[:records], train.classes)
         ), test
@@ -217,6 +222,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=("show", "sample", "published", "step"))
     parser.add_argument("--data", action="append", required=True, help="name=folder, or digits=digits")
+    parser.add_argument("--label", default=None, help="parquet: the label's column")
+    parser.add_argument("--splits", nargs=2, default=("train", "test"), help="names of the two splits")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epsilon", type=float, action="append")
     parser.add_argument("--seeds", type=int, default=1)
@@ -236,6 +243,8 @@ def main() -> None:
             mode=options.mode,
             data=name,
             folder=folder,
+            label=options.label,
+            splits=tuple(options.splits),
             epsilon=epsilon,
             number=number,
             settings=settings_at(options, epsilon),

@@ -18,7 +18,7 @@ _ORIENTATIONS = 8
 class Wavelets(nn.Module):
     """``[rows, *shape] → [rows, size]``, each row of length √size: per octave, orientation and coarse place one energy.
 
-    Octaves go from two pixels a wave to a quarter of the side; ``places`` a side, of every channel. No parameters.
+    Octaves go from four pixels a wave up to about half of the side; ``places`` a side, of every channel. No parameters.
     """
 
     filters: Tensor
