@@ -1,15 +1,15 @@
 r"""A method's utility: fresh trainings for each data set and ε, judged by the protocol `sinkhorn` on real test images.
 
     python benchmarks/utility.py dp-lflow --data mnist=DIR --data fashion-mnist=DIR --epsilon 1 --epsilon 10 --out OUT
-    python benchmarks/utility.py dp-lflow --data mnist=DIR --epsilon 1 --trainings 1 --images 500 --set steps=2 --out OUT
+    python benchmarks/utility.py dp-lflow --data mnist=DIR --epsilon 1 --trainings 1 --images 500 --out OUT
     python benchmarks/utility.py dp-lflow --data mnist=DIR --epsilon 10 --case "" --case "steps=100 code=10" --out OUT
     python benchmarks/utility.py dp-lflow --data faces=TRAIN.parquet,TEST.parquet --label male --size 32 --epsilon 10 \
         --out OUT
 
 DIR is anything that has the splits "train" and "test"; TRAIN,TEST names them one by one. Every training is fresh: no
 seed, another noise each time. Its samples are judged by the classifiers as they come and, where a method can, after
-smoothing and sharpening; its density, where it has one, by how well it tells each class of the test set from the others. A variant
-that needs the raw records runs without a guarantee, whatever --epsilon says.
+smoothing and sharpening; its density, where it has one, by how well it tells each class of the test set from the
+others. A variant that needs the raw records runs without a guarantee, whatever --epsilon says.
 
 Each --case is one more configuration, on top of --variant and --set. With --together several trainings share the
 device; with --alone one training of each setting is timed by itself before. OUT gets results.json, which grows with
