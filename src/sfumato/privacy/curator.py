@@ -178,7 +178,7 @@ class Curator:
 
     def private_state(self, name: str, shape: tuple[int, ...], *, fill: float = 0.0) -> PrivateState:
         """Memory that belongs to one record each; see :class:`PrivateState`."""
-        state = PrivateState(name, len(self._records._labels), shape, fill)
+        state = PrivateState(name, len(self._records._labels), shape, fill, self.device)
         self._states.append(state)
         return state
 
@@ -325,8 +325,8 @@ class Step:
         self._probe(name, 1, state, lambda batch: check_rows(function, batch))
         for batch in self._batches(name, 1, state, 4096):
             values = function(batch.images, batch.labels, batch.random, batch.state)
-            real = (batch.weights.flatten() > 0).cpu()
-            state._write(batch.random.rows.cpu()[real].numpy(), values[real.to(values.device)])
+            real = batch.weights.flatten() > 0
+            state._write(batch.random.rows[real], values[real])
 
     def _noise_multiplier(self, block: str) -> float:
         for planned in self._event.blocks:
@@ -374,8 +374,8 @@ class Step:
             table, weights = curator._units.rows(units, curator._randomness, *label)
             rows = table.flatten()
             images, labels = curator._records._fetch(rows, curator.device)
-            memory = None if state is None else state._read(rows, curator.device)
             ids = torch.from_numpy(rows).to(curator.device)
+            memory = None if state is None else state._read(ids, curator.device)
             number = torch.arange(draws, device=curator.device).repeat(len(rows))
             share = torch.from_numpy(weights).to(images) / draws
             if draws > 1:

@@ -1,0 +1,67 @@
+"""Posteriors that look for themselves: steps on a row's own evidence bound, many rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state
+
+from sfumato.networks.variational import bounded, divergence, drawn, reconstruction
+from sfumato.privacy.gradients import PerClass
+
+Decoding = Callable[[Tensor], Tensor]
+"""Codes of a batch's rows → logits of their pixels."""
+
+_FAST, _SLOW, _TINY = 0.9, 0.99, 1e-8
+
+
+def decoding(model: nn.Module, labels: Tensor) -> Decoding:
+    """Each row's code through the decoder, or through that of its class; the classes go side by side."""
+    if not isinstance(model, PerClass):
+        return lambda code: model(code, labels)
+    classes = len(model)
+    counts = torch.bincount(labels, minlength=classes)
+    deepest = max(1, int(counts.max()))
+    order = torch.argsort(labels, stable=True)
+    starts = counts.cumsum(0) - counts
+    depth = torch.empty_like(labels)
+    depth[order] = torch.arange(len(labels), device=labels.device) - starts[labels[order]]
+    place = labels * deepest + depth
+    weights, buffers = stack_module_state(list(model.models))
+    weights = {name: value.detach() for name, value in weights.items()}
+    first = model[0]
+
+    def one(weights: dict[str, Tensor], code: Tensor) -> Tensor:
+        found: Tensor = functional_call(first, (weights, buffers), (code, None))
+        return found
+
+    def decode(code: Tensor) -> Tensor:
+        padded = code.new_zeros(classes * deepest, code.shape[1]).index_copy(0, place, code)
+        images: Tensor = torch.vmap(one)(weights, padded.view(classes, deepest, -1))
+        return images.flatten(0, 1)[place]
+
+    return decode
+
+
+def refined(
+    posterior: Tensor, decode: Decoding, images: Tensor, noises: Iterable[Tensor], *, rate: float, weight: float
+) -> Tensor:
+    """``[rows, 2, code]`` after a step of Adam for each of ``noises``, every row on its own evidence bound.
+
+    A row whose steps lead nowhere, such as one of an image that is no image, stays what it was.
+    """
+    start = posterior
+    fast, slow = torch.zeros_like(posterior), torch.zeros_like(posterior)
+    for number, noise in enumerate(noises, start=1):
+        here = posterior.detach().requires_grad_()
+        with torch.enable_grad():
+            bound = reconstruction(decode(drawn(here, noise)), images) + weight * divergence(here)
+            (gradient,) = torch.autograd.grad(bound.sum(), here)
+        fast = _FAST * fast + (1 - _FAST) * gradient
+        slow = _SLOW * slow + (1 - _SLOW) * gradient.square()
+        change = (fast / (1 - _FAST**number)) / ((slow / (1 - _SLOW**number)).sqrt() + _TINY)
+        posterior = bounded(posterior - rate * change)
+    sound = torch.isfinite(posterior).flatten(1).all(1)
+    return torch.where(sound[:, None, None], posterior, start).detach()
