@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from sfumato.methods.base import Method, Shape
-from sfumato.methods.posteriors import Decoding, decoding, refined
-from sfumato.networks.variational import (
-    Autoencoding,
-    Decoder,
-    Encoder,
-    channels_of,
-    drawn,
-    reconstruction,
-)
-from sfumato.privacy import Block, Counts, Curator, NoisySums, PrivateState
+from sfumato.methods.posteriors import Decoding, Generator, decoding, moments, refined
+from sfumato.networks.variational import Autoencoding, Decoder, Encoder, channels_of, drawn, reconstruction
+from sfumato.privacy import Block, Counts, Curator, NoisySums
 from sfumato.privacy.gradients import PerClass
 from sfumato.privacy.randomness import Draws
 
 _TRAIN = "training"
 _ENCODER = "encoder"
 _GRADIENT = "gradient"
+_PRIOR = "prior"
 _STARTS = ("zero", "random", "encoder")
 
 
@@ -68,6 +63,8 @@ class DP2VAE(Method):
     learning_rate: float = 0.005
     final_learning_rate: float = 0.3
     averaging: float = 0.9
+    prior_noise: float = 3.0
+    prior_bound: float = 2.0
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
@@ -81,19 +78,22 @@ class DP2VAE(Method):
     def small(cls, variant: str = "certified") -> Self:
         return cls(
             variant=variant, rate=0.6, steps=2, code=3, width=2, clip=0.01, draws=2, inner_steps=2, encoder_steps=1,
-            averaging=0.5,
+            averaging=0.5, prior_bound=1.0,
         )  # fmt: skip
 
     def spending(self) -> tuple[NoisySums, ...]:
+        encoder = NoisySums(_ENCODER, (Block(_GRADIENT),), rate=self.rate, steps=self.encoder_steps)
         train = NoisySums(_TRAIN, (Block(_GRADIENT),), rate=self.rate, steps=self.steps)
-        if self.start != "encoder":
-            return (train,)
-        return (NoisySums(_ENCODER, (Block(_GRADIENT),), rate=self.rate, steps=self.encoder_steps), train)
+        events = [encoder, train] if self.start == "encoder" else [train]
+        if self.prior_noise > 0:
+            events.append(NoisySums(_PRIOR, (Block(_PRIOR, self.prior_noise),)))
+        return tuple(events)
 
-    def build(self, shape: Shape, classes: int) -> Decoder | PerClass:
-        if not self.per_class:
-            return self._decoder(shape, classes)
-        return PerClass([self._decoder(shape, 0) for _ in range(classes)])
+    def build(self, shape: Shape, classes: int) -> Generator:
+        decoder: Decoder | PerClass = self._decoder(shape, classes)
+        if self.per_class:
+            decoder = PerClass([self._decoder(shape, 0) for _ in range(classes)])
+        return Generator(decoder, classes, self.code)
 
     def _decoder(self, shape: Shape, labels: int) -> Decoder:
         return Decoder(shape, code=self.code, channels=channels_of(shape, self.width), labels=labels)
@@ -111,18 +111,23 @@ class DP2VAE(Method):
         state = curator.private_state("posteriors", (2 * self.code + 1,))
         for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer, "average": average}):
             optimizer.param_groups[0]["lr"] = self.learning_rate * self._share(step.index)
-
-            def refine(images: Tensor, labels: Tensor, random: Draws, memory: Tensor) -> Tensor:
-                return self.refine(decoding(model, labels), encoder, images, labels, random, memory)
-
-            step.update(state, refine)
-            gradient = step.noisy_gradient(
-                _GRADIENT, model, self.loss, clip=self.clip, draws=self.draws, state=state
-            )  # fmt: skip
+            step.update(state, self._refining(model.decoder, encoder))
+            options: dict[str, Any] = {"clip": self.clip, "draws": self.draws, "state": state}
+            gradient = step.noisy_gradient(_GRADIENT, model.decoder, self.loss, **options)
             # Adam does not see the scale; the clip is public and makes it one.
             (gradient / self.clip).apply(optimizer)
             self._average(average, model, step.index)
+        for step in curator.steps(_PRIOR) if self.prior_noise > 0 else ():
+            step.update(state, self._refining(average.decoder, encoder))
+            features = functools.partial(moments, code=self.code)
+            average.learn_prior(step.noisy_sum(_PRIOR, features, bound=self.prior_bound, by_class=True, state=state))
         return average, None
+
+    def _refining(self, decoder: nn.Module, encoder: Encoder | None) -> Callable[..., Tensor]:
+        def refine(images: Tensor, labels: Tensor, random: Draws, memory: Tensor) -> Tensor:
+            return self.refine(decoding(decoder, labels), encoder, images, labels, random, memory)
+
+        return refine
 
     def _start(self, curator: Curator) -> Encoder | None:
         """Where a posterior begins: nowhere in particular, or where a random or a DP-trained encoder puts it."""
@@ -152,8 +157,8 @@ class DP2VAE(Method):
         if encoder is not None:
             with torch.no_grad():
                 posterior = torch.where(seen[:, :, None] > 0, posterior, encoder(images, labels))
-        noises = (random.normal(f"inner {number}", self.code) for number in range(self.inner_steps))
-        posterior = refined(posterior, decode, images, noises, rate=self.inner_rate, weight=self.divergence)
+        noises = random.normal("inner", self.inner_steps, self.code)
+        posterior = refined(posterior, decode, images, noises.unbind(1), rate=self.inner_rate, weight=self.divergence)
         return torch.cat([posterior.flatten(1), torch.ones_like(seen)], dim=1)
 
     def loss(self, model: Decoder, images: Tensor, labels: Tensor, random: Draws, memory: Tensor) -> Tensor:
@@ -175,6 +180,6 @@ class DP2VAE(Method):
             torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        parameter = next(model.parameters())
-        code = self.temperature * torch.randn(len(labels), self.code, device=labels.device, dtype=parameter.dtype)
-        return torch.sigmoid(decoding(model, labels)(code))
+        if not isinstance(model, Generator):
+            raise TypeError(f"a generator is needed, not {type(model).__name__}")
+        return torch.sigmoid(decoding(model.decoder, labels)(model.draw(labels, temperature=self.temperature)))

@@ -14,7 +14,47 @@ from sfumato.privacy.gradients import PerClass
 Decoding = Callable[[Tensor], Tensor]
 """Codes of a batch's rows → logits of their pixels."""
 
+_SMALLEST_VARIANCE = 0.05
 _FAST, _SLOW, _TINY = 0.9, 0.99, 1e-8
+
+
+class Generator(nn.Module):
+    """A decoder, and for each class the normal law that its codes follow; a standard normal until it is learned."""
+
+    mean: Tensor
+    root: Tensor
+
+    def __init__(self, decoder: nn.Module, classes: int, code: int) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.register_buffer("mean", torch.zeros(classes, code))
+        self.register_buffer("root", torch.eye(code).repeat(classes, 1, 1))
+
+    def draw(self, labels: Tensor, *, temperature: float) -> Tensor:
+        """A code for each label, with torch's global generator."""
+        noise = torch.randn(len(labels), self.mean.shape[1], device=labels.device, dtype=self.mean.dtype)
+        return self.mean[labels] + temperature * torch.einsum("bij,bj->bi", self.root[labels], noise)
+
+    def learn_prior(self, sums: Tensor) -> None:
+        """From noisy sums of ``moments``. A class of which little more than noise is known keeps what it had."""
+        code = self.mean.shape[1]
+        count = sums[:, :1]
+        known = count[:, 0] > max(10.0, float(count.clamp(min=0.0).sum()) / (100 * len(count)))
+        first, second = (sums[:, 1:] / count.clamp(min=1.0)).split([code, code * code], dim=1)
+        mean, second = first * code**0.5, second.unflatten(1, (code, code)) * code
+        covariance = (second + second.mT) / 2.0 - mean[:, :, None] * mean[:, None, :]
+        # The noise may have made a covariance of it that none is.
+        values, vectors = torch.linalg.eigh(torch.where(known[:, None, None], covariance, torch.zeros_like(covariance)))
+        root = vectors * values.clamp(min=_SMALLEST_VARIANCE).sqrt()[:, None, :]
+        self.mean.copy_(torch.where(known[:, None], mean, self.mean))
+        self.root.copy_(torch.where(known[:, None, None], root, self.root))
+
+
+def moments(images: Tensor, labels: Tensor, random: object, memory: Tensor, *, code: int) -> Tensor:
+    """One, the posterior's mean and its second moments, for a code of usual length each of about norm one."""
+    mean, spread = memory[:, :code], memory[:, code : 2 * code]
+    second = mean[:, :, None] * mean[:, None, :] + torch.diag_embed((2.0 * spread).exp())
+    return torch.cat([torch.ones_like(mean[:, :1]), mean / code**0.5, second.flatten(1) / code], dim=1)
 
 
 def decoding(model: nn.Module, labels: Tensor) -> Decoding:

@@ -14,15 +14,24 @@ _IN_MEMORY = 1 << 28  # bytes: more than this goes to disk
 
 
 class PrivateState:
-    """A vector for each record, written only from that record's own data, draws and what was released.
+    """A vector for each record (or shard), written only from its own data, draws and what was released.
 
     A method holds the handle and passes it back to the Curator; the values are never handed out, and they die with
     the run: a large state lies in a file that has no name, so that not even a crash leaves it behind. Nothing is
     released about them, so they cost nothing: record i's memory enters record i's vector alone.
     """
 
-    def __init__(self, name: str, records: int, shape: tuple[int, ...], fill: float, device: torch.device) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        records: int,
+        shape: tuple[int, ...],
+        fill: float,
+        device: torch.device,
+        *,
+        shards: int | None = None,
+    ) -> None:
+        self.name, self.shards = name, shards
         self.shape = shape
         size = (records, math.prod(shape))
         if 4 * math.prod(size) > (_ON_DEVICE if device.type == "cuda" else _IN_MEMORY):
