@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
-from sfumato.networks.variational import bounded, divergence, drawn, reconstruction
+from sfumato.networks.variational import bounded, divergence, drawn, one_hot, reconstruction
 from sfumato.privacy.gradients import PerClass
 
 Decoding = Callable[[Tensor], Tensor]
 """Codes of a batch's rows → logits of their pixels."""
 
 _SMALLEST_VARIANCE = 0.05
+_COARSE = 7  # pixels a side that a shard's encoder looks at
 _FAST, _SLOW, _TINY = 0.9, 0.99, 1e-8
 
 
@@ -85,23 +86,80 @@ def decoding(model: nn.Module, labels: Tensor) -> Decoding:
     return decode
 
 
-def refined(
-    posterior: Tensor, decode: Decoding, images: Tensor, noises: Iterable[Tensor], *, rate: float, weight: float
+def improved(
+    start: Tensor,
+    bound: Callable[[Tensor, int], Tensor],
+    *,
+    steps: int,
+    rate: float,
+    within: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """``[rows, 2, code]`` after a step of Adam for each of ``noises``, every row on its own evidence bound.
+    """``start`` after some steps of Adam, its first dimension counting owners that know nothing of one another.
 
-    A row whose steps lead nowhere, such as one of an image that is no image, stays what it was.
+    ``bound(values, number)`` adds up what each owner wants to be small. An owner whose steps lead nowhere, such as that
+    of an image that is no image, stays where it was.
     """
-    start = posterior
-    fast, slow = torch.zeros_like(posterior), torch.zeros_like(posterior)
-    for number, noise in enumerate(noises, start=1):
-        here = posterior.detach().requires_grad_()
+    values, fast, slow = start, torch.zeros_like(start), torch.zeros_like(start)
+    for number in range(steps):
+        here = values.detach().requires_grad_()
         with torch.enable_grad():
-            bound = reconstruction(decode(drawn(here, noise)), images) + weight * divergence(here)
-            (gradient,) = torch.autograd.grad(bound.sum(), here)
+            (gradient,) = torch.autograd.grad(bound(here, number), here)
         fast = _FAST * fast + (1 - _FAST) * gradient
         slow = _SLOW * slow + (1 - _SLOW) * gradient.square()
-        change = (fast / (1 - _FAST**number)) / ((slow / (1 - _SLOW**number)).sqrt() + _TINY)
-        posterior = bounded(posterior - rate * change)
-    sound = torch.isfinite(posterior).flatten(1).all(1)
-    return torch.where(sound[:, None, None], posterior, start).detach()
+        first, second = fast / (1 - _FAST ** (number + 1)), slow / (1 - _SLOW ** (number + 1))
+        values = within(values - rate * first / (second.sqrt() + _TINY))
+    sound = torch.isfinite(values).flatten(1).all(1).view(-1, *[1] * (start.ndim - 1))
+    return torch.where(sound, values, start).detach()
+
+
+def refined(
+    posterior: Tensor, decode: Decoding, images: Tensor, noises: Tensor, *, rate: float, weight: float
+) -> Tensor:
+    """``[rows, 2, code]`` after a step for each of ``noises`` ``[rows, steps, code]``, every row on its own bound."""
+
+    def bound(values: Tensor, number: int) -> Tensor:
+        logits = decode(drawn(values, noises[:, number]))
+        return (reconstruction(logits, images) + weight * divergence(values)).sum()
+
+    return improved(posterior, bound, steps=noises.shape[1], rate=rate, within=bounded)
+
+
+class LinearEncoder:
+    """A shard's encoder: coarse pixels and the label → a posterior. Its weights are the shard's memory."""
+
+    def __init__(self, shape: tuple[int, int, int], *, code: int, classes: int) -> None:
+        self.code, self.classes = code, classes
+        self.inputs = shape[0] * min(_COARSE, shape[1]) * min(_COARSE, shape[2]) + classes + 1
+        self.shape = (self.inputs, 2 * code)
+
+    def features(self, images: Tensor, labels: Tensor) -> Tensor:
+        """``[rows, inputs]``, of about norm one."""
+        size = (min(_COARSE, images.shape[2]), min(_COARSE, images.shape[3]))
+        pixels = nn.functional.adaptive_avg_pool2d(images, size).flatten(1) / size[0]
+        return torch.cat([pixels, one_hot(labels, self.classes, pixels), torch.ones_like(pixels[:, :1])], dim=1)
+
+    def posterior(self, features: Tensor, weights: Tensor) -> Tensor:
+        """``[owners, rows, inputs]`` and ``[owners, inputs, 2 code]`` → ``[owners · rows, 2, code]``."""
+        return bounded((features @ weights).flatten(0, 1).unflatten(1, (2, self.code)))
+
+    def learned(
+        self,
+        weights: Tensor,
+        decode: Decoding,
+        images: Tensor,
+        labels: Tensor,
+        shares: Tensor,
+        noises: Tensor,
+        *,
+        rate: float,
+        weight: float,
+    ) -> Tensor:
+        """Each shard's weights after a step for each of ``noises``, on the bound of its own rows."""
+        features = self.features(images, labels).unflatten(0, shares.shape)
+
+        def bound(values: Tensor, number: int) -> Tensor:
+            posterior = self.posterior(features, values)
+            rows = reconstruction(decode(drawn(posterior, noises[:, number])), images) + weight * divergence(posterior)
+            return torch.where(shares.flatten() > 0, rows * shares.flatten(), 0.0).sum()
+
+        return improved(weights, bound, steps=noises.shape[1], rate=rate, within=lambda values: values)

@@ -397,10 +397,8 @@ class Step:
             raise ValueError(f"state {state.name!r} belongs to other owners than {self._event.name!r} asks")
         for owners, units, share in self._packs(chunk):
             table, weights = curator._units.rows(units.flatten(), curator._randomness, *label)
-            rows, weights = (
-                table.flatten(),
-                (weights.reshape(*units.shape, -1) * share[..., None]).reshape(len(units), -1),
-            )
+            weights = (weights * share.reshape(-1, 1)).reshape(len(units), units.shape[1] * weights.shape[1])
+            rows = table.flatten()
             images, labels = curator._records._fetch(rows, curator.device)
             ids = torch.from_numpy(rows).to(curator.device)
             owner = ids if self._event.shards is None else torch.from_numpy(owners).to(curator.device)
