@@ -24,6 +24,7 @@ _ENCODER = "encoder"
 _GRADIENT = "gradient"
 _PRIOR = "prior"
 _CLAIMED_DELTA = 1e-5
+_CONDITIONS = ("first layer", "input", "decoder")
 _STARTS = ("zero", "random", "encoder")
 
 
@@ -57,7 +58,7 @@ class DP2VAE(Method):
     steps: int = 300
     code: int = 8
     width: int = 32
-    per_class: bool = True
+    condition: str = "first layer"
     clip: float = 0.1
     draws: int = 4
     inner_steps: int = 10
@@ -86,8 +87,9 @@ class DP2VAE(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.start not in _STARTS:
-            raise ValueError(f"start must be one of {', '.join(_STARTS)}, not {self.start!r}")
+        for field, allowed in (("start", _STARTS), ("condition", _CONDITIONS)):
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}")
         if not 0 <= self.averaging < 1:
             raise ValueError(f"averaging must lie in [0, 1), not {self.averaging:g}; 0 releases the last weights")
 
@@ -97,7 +99,7 @@ class DP2VAE(Method):
         return cls(
             variant=variant, rate=0.8 if shard else 0.6, steps=2, code=3, width=2, clip=0.01, draws=2, inner_steps=2,
             encoder_steps=1, averaging=0.5, prior_bound=1.0, shards=2, encoders=2, published_width=4, pretraining=5,
-            iterations=2, batch=60, published_clip=0.01,
+            iterations=2, batch=60, published_clip=0.01, claimed_epsilon=1.0,
         )  # fmt: skip
 
     def spending(self) -> tuple[NoisySums, ...]:
@@ -117,12 +119,13 @@ class DP2VAE(Method):
             channels = channels_of(shape, self.published_width, narrowing=True)
             return Generator(Decoder(shape, code=self.code, channels=channels, labels=classes), classes, self.code)
         decoder: Decoder | PerClass = self._decoder(shape, classes)
-        if self.per_class and self.variant == "record":  # a shard has images of every class
+        if self.condition == "decoder":
             decoder = PerClass([self._decoder(shape, 0) for _ in range(classes)])
         return Generator(decoder, classes, self.code)
 
     def _decoder(self, shape: Shape, labels: int) -> Decoder:
-        return Decoder(shape, code=self.code, channels=channels_of(shape, self.width), labels=labels)
+        channels, own_first = channels_of(shape, self.width), self.condition == "first layer" and labels > 0
+        return Decoder(shape, code=self.code, channels=channels, labels=labels, own_first=own_first)
 
     def _encoder(self, shape: Shape, labels: int) -> Encoder:
         return Encoder(shape, code=self.code, channels=channels_of(shape, self.width), labels=labels)

@@ -50,17 +50,24 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A code, and the label's one-hot where it is told ``labels``, → logits of the pixels ``[B, C, H, W]``.
+    """A code, and the label where it is told of ``labels``, → logits of the pixels ``[B, C, H, W]``.
 
-    ``channels`` are those of the matching encoder, from the image inwards.
+    ``channels`` are those of the matching encoder, from the image inwards. ``own_first`` gives every label a first
+    layer of its own; otherwise the label's one-hot stands beside the code.
     """
 
-    def __init__(self, shape: Shape, *, code: int, channels: Sequence[int], labels: int = 0) -> None:
+    def __init__(
+        self, shape: Shape, *, code: int, channels: Sequence[int], labels: int = 0, own_first: bool = False
+    ) -> None:
         super().__init__()
         sizes = halvings(shape)
-        self.code, self.labels = code, labels
+        self.code, self.labels, self.own_first = code, labels, own_first
         self.seed = (channels[-1], *sizes[-1])
-        self.first = nn.Linear(code + labels, self.seed[0] * self.seed[1] * self.seed[2])
+        flat = self.seed[0] * self.seed[1] * self.seed[2]
+        self.first = nn.Linear((code + 1) * labels if own_first else code + labels, flat, bias=not own_first)
+        if own_first:
+            # A row meets one label's weights only, and they begin as those of a layer that knows no labels.
+            nn.init.uniform_(self.first.weight, -((code + 1) ** -0.5), (code + 1) ** -0.5)
         pairs = list(pairwise([shape[0], *channels]))
         self.up = nn.ModuleList(
             # An odd size comes from rounding up, and needs one pixel less on the way back.
@@ -69,7 +76,10 @@ class Decoder(nn.Module):
         )
 
     def forward(self, code: Tensor, labels: Tensor) -> Tensor:
-        if self.labels:
+        if self.own_first:
+            known = torch.cat([code, torch.ones_like(code[:, :1])], dim=1)
+            code = (one_hot(labels, self.labels, code)[:, :, None] * known[:, None, :]).flatten(1)
+        elif self.labels:
             code = torch.cat([code, one_hot(labels, self.labels, code)], dim=1)
         hidden = F.relu(self.first(code)).unflatten(1, self.seed)
         for place, layer in enumerate(self.up):

@@ -341,14 +341,14 @@ class Step:
         """
         if self._over:
             raise RuntimeError("this step is over; its batch may no longer be asked about")
-        name = f"update {state.name}"
+        name, chunk = f"update {state.name}", max(1, _CHUNK // math.prod(self._curator.shape))
         if self._event.shards is not None:
             self._probe(name, 3, state, lambda batch: check_shards(function, batch))
-            for batch in self._batches(name, 1, state, 4096):
+            for batch in self._batches(name, 1, state, chunk):
                 state._write(batch.owners, on_shards(function, batch))
             return
         self._probe(name, 1, state, lambda batch: check_rows(function, batch))
-        for batch in self._batches(name, 1, state, 4096):
+        for batch in self._batches(name, 1, state, chunk):
             values = function(batch.images, batch.labels, batch.random, batch.state)
             real = batch.weights.flatten() > 0
             state._write(batch.random.rows[real], values[real])
