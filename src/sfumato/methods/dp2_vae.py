@@ -60,14 +60,14 @@ class DP2VAE(Method):
     width: int = 32
     condition: str = "first layer"
     clip: float = 0.1
-    draws: int = 4
-    inner_steps: int = 10
+    draws: int = 1
+    inner_steps: int = 4
     inner_rate: float = 0.1
     divergence: float = 1.0
     start: str = "zero"
     encoder_steps: int = 50
     encoder_clip: float = 0.1
-    learning_rate: float = 0.005
+    learning_rate: float = 0.015
     final_learning_rate: float = 0.3
     averaging: float = 0.9
     shards: int = 10_000
