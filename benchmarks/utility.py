@@ -66,6 +66,7 @@ class Task:
     data: str
     folder: str
     label: str | None
+    person: str | None
     size: int | None
     epsilon: float
     number: int
@@ -81,7 +82,8 @@ class Task:
 
     @property
     def setting(self) -> str:
-        return ", ".join([self.data, f"ε {self.epsilon:g}", *([self.case] if self.case else [])])
+        unit = ["per person"] if self.person else []
+        return ", ".join([self.data, f"ε {self.epsilon:g}", *unit, *([self.case] if self.case else [])])
 
     @property
     def name(self) -> str:
@@ -92,12 +94,14 @@ class Task:
 
 
 @functools.lru_cache(maxsize=2)
-def collection(folder: str, label: str | None, size: int | None) -> tuple[PrivateImages, PublicImages]:
+def collection(
+    folder: str, label: str | None, size: int | None, person: str | None = None
+) -> tuple[PrivateImages, PublicImages]:
     """The training split behind the door, and the test split."""
     first, _, second = folder.partition(",")
     test = PublicImages.read(second or first, split="test", label_column=label, size=size, unlabelled="leave out")
     options: dict[str, Any] = {"label_column": label, "size": size, "unlabelled": "leave out", "classes": test.classes}
-    return PrivateImages.from_images(read(first, split="train", **options)), test
+    return PrivateImages.from_images(read(first, split="train", person_column=person, **options)), test
 
 
 @functools.lru_cache(maxsize=2)
@@ -109,10 +113,11 @@ def real_features(folder: str, label: str | None, size: int | None, device: str)
 
 def train(task: Task) -> tuple[Release, float]:
     """A fresh training within the budget, and its seconds."""
-    private, method = collection(task.folder, task.label, task.size)[0], task.configured()
-    raw = method.variant in method.raw_variants
+    private, method = collection(task.folder, task.label, task.size, task.person)[0], task.configured()
+    budget = Budget(task.epsilon, DELTA, unit="person" if task.person else "image")
     start = time.perf_counter()
-    release = method.fit(private, NoGuarantee() if raw else Budget(task.epsilon, DELTA), device=task.device)
+    raw = method.variant in method.raw_variants
+    release = method.fit(private, NoGuarantee() if raw else budget, device=task.device)
     return release, time.perf_counter() - start
 
 
@@ -126,7 +131,7 @@ def judge(task: Task) -> dict[str, Any] | None:
         return None
     torch.set_num_threads(task.threads)
     release, seconds = train(task)
-    test = collection(task.folder, task.label, task.size)[1]
+    test = collection(task.folder, task.label, task.size, task.person)[1]
     method, classes = task.configured(), len(test.classes)
     forms = {"as drawn": method}
     if task.forms and "sharpness" in {field.name for field in fields(method)}:
@@ -213,6 +218,7 @@ def tasks_of(options: argparse.Namespace) -> list[Task]:
             data=name,
             folder=folder,
             label=options.label,
+            person=options.person,
             size=options.size,
             epsilon=epsilon,
             number=number,
@@ -238,6 +244,7 @@ def main() -> None:
     parser.add_argument("method", help="a registered method, such as dp-lflow")
     parser.add_argument("--data", action="append", required=True, help="name=DIR or name=TRAIN,TEST")
     parser.add_argument("--label", help="the label column of a table")
+    parser.add_argument("--person", help="the column that names persons: the guarantee is then for one person")
     parser.add_argument("--size", type=int, help="pixels a side; images are cropped to a square and resized")
     parser.add_argument("--epsilon", action="append", type=float, required=True)
     parser.add_argument("--variant", default="certified")
