@@ -68,6 +68,7 @@ class Task:
     label: str | None
     person: str | None
     size: int | None
+    records: int | None
     epsilon: float
     number: int
     images: int
@@ -95,13 +96,15 @@ class Task:
 
 @functools.lru_cache(maxsize=2)
 def collection(
-    folder: str, label: str | None, size: int | None, person: str | None = None
+    folder: str, label: str | None, size: int | None, person: str | None = None, records: int | None = None
 ) -> tuple[PrivateImages, PublicImages]:
     """The training split behind the door, and the test split."""
     first, _, second = folder.partition(",")
     test = PublicImages.read(second or first, split="test", label_column=label, size=size, unlabelled="leave out")
     options: dict[str, Any] = {"label_column": label, "size": size, "unlabelled": "leave out", "classes": test.classes}
-    return PrivateImages.from_images(read(first, split="train", person_column=person, **options)), test
+    found = read(first, split="train", person_column=person, **options)
+    persons = None if found.persons is None else found.persons[:records]
+    return PrivateImages(found.pixels[:records], found.labels[:records], classes=found.classes, persons=persons), test
 
 
 @functools.lru_cache(maxsize=2)
@@ -113,7 +116,7 @@ def real_features(folder: str, label: str | None, size: int | None, device: str)
 
 def train(task: Task) -> tuple[Release, float]:
     """A fresh training within the budget, and its seconds."""
-    private, method = collection(task.folder, task.label, task.size, task.person)[0], task.configured()
+    private, method = collection(task.folder, task.label, task.size, task.person, task.records)[0], task.configured()
     budget = Budget(task.epsilon, DELTA, unit="person" if task.person else "image")
     start = time.perf_counter()
     raw = method.variant in method.raw_variants
@@ -131,7 +134,7 @@ def judge(task: Task) -> dict[str, Any] | None:
         return None
     torch.set_num_threads(task.threads)
     release, seconds = train(task)
-    test = collection(task.folder, task.label, task.size, task.person)[1]
+    test = collection(task.folder, task.label, task.size, task.person, task.records)[1]
     method, classes = task.configured(), len(test.classes)
     forms = {"as drawn": method}
     if task.forms and "sharpness" in {field.name for field in fields(method)}:
@@ -220,6 +223,7 @@ def tasks_of(options: argparse.Namespace) -> list[Task]:
             label=options.label,
             person=options.person,
             size=options.size,
+            records=options.records,
             epsilon=epsilon,
             number=number,
             images=options.images,
@@ -246,6 +250,7 @@ def main() -> None:
     parser.add_argument("--label", help="the label column of a table")
     parser.add_argument("--person", help="the column that names persons: the guarantee is then for one person")
     parser.add_argument("--size", type=int, help="pixels a side; images are cropped to a square and resized")
+    parser.add_argument("--records", type=int, help="train on the first so many only")
     parser.add_argument("--epsilon", action="append", type=float, required=True)
     parser.add_argument("--variant", default="certified")
     parser.add_argument("--set", action="append", default=[], help="a parameter of the method: steps=200")
@@ -282,6 +287,7 @@ def main() -> None:
                 "method": options.method,
                 "protocol": "sinkhorn",
                 "images": options.images,
+                "records": options.records,
                 "machine": torch.cuda.get_device_name() if options.device == "cuda" else platform.processor(),
                 "torch": torch.__version__,
                 "together": options.together,

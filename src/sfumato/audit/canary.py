@@ -90,6 +90,12 @@ class _WithCanaries(Step):
     def __init__(self, curator: Curator, event: NoisySums, index: int) -> None:
         super().__init__(curator, event, index)
         self._watch: _Watch = curator.watch  # type: ignore[attr-defined]
+        if event.shards is not None:
+            # A canary is a shard of its own, with a coin of its own, unless it stays silent.
+            coins = curator._randomness.coins(self._watch.count, event.rate, event.name, index, "canaries").numpy()
+            silent = np.array(sorted(curator._records._masked), dtype=np.int64) - self._watch.first
+            self._singing = np.setdiff1d(coins, silent)
+            return
         chosen = self._batch >= self._watch.first
         self._singing = self._batch[chosen] - self._watch.first
         self._batch = self._batch[~chosen]
@@ -190,11 +196,15 @@ def ledger_losses(events: Sequence[Event], draws: int, random: np.random.Generat
         if not isinstance(event, NoisySums):
             raise ValueError("raw access has no likelihood ratio")
         steps[(event.rate, event.noise_multiplier)] += event.steps
+    # Where shards speak, a unit turns a vector around instead of bringing one.
+    turned = any(isinstance(event, NoisySums) and event.shards is not None for event in events)
     for (rate, noise), count in steps.items():
         far = 1 / noise
         for _ in range(count):
             seen = far * (random.random(draws) < rate) + random.standard_normal(draws)
             losses += np.log1p(rate * np.expm1(far * seen - far**2 / 2))
+            if turned:
+                losses -= np.log1p(rate * np.expm1(-far * seen - far**2 / 2))
     return losses
 
 

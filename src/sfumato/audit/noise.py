@@ -55,7 +55,9 @@ class _Watching(Curator):
         """Before the data goes, toss some more coins, past the steps that were asked."""
         for event in self.plan.events:
             if event.rate < 1:
-                everyone = self._units.sample(self._randomness, 1.0, "everyone")
+                everyone = np.arange(event.shards or 0)
+                if event.shards is None:
+                    everyone = self._units.sample(self._randomness, 1.0, "everyone")
                 steps = (self.step_type(self, event, event.steps + index) for index in range(COIN_STEPS))
                 table = np.stack([np.isin(everyone, step._batch) for step in steps])
                 self.seen.coins[event.name] = (event.rate, table)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
@@ -161,7 +162,11 @@ def participants(method: Method, private: PrivateRecords, budget: AnyBudget, see
     for event in method.plan(budget).events:
         drawn: set[int] = set()
         for index in range(event.steps):
-            drawn |= set(units.sample(randomness, event.rate, event.name, index).tolist())
+            if event.shards is None:
+                drawn |= set(units.sample(randomness, event.rate, event.name, index).tolist())
+            else:
+                chosen = randomness.coins(event.shards, event.rate, event.name, index).numpy()
+                drawn |= set(np.flatnonzero(np.isin(units.shard_of(randomness, event.shards), chosen)).tolist())
         present &= drawn
     return sorted(present)
 
@@ -190,7 +195,9 @@ def replay(
             events = ledger.events()
         _check_charges(recorder.taped, events, result)
         _check_noise(recorder.taped, result)
-        noise = {(e.name, b.name): b.noise_multiplier / b.moves for e in _sums(events) for b in e.blocks}
+        # A unit can turn its shard's vector around; what is paid for under replacement is twice the clip.
+        far = {e.name: 1.0 if e.shards is None else 2.0 for e in _sums(events)}
+        noise = {(e.name, b.name): b.noise_multiplier / b.moves / far[e.name] for e in _sums(events) for b in e.blocks}
         chosen = participants(method, private, budget, seed) if units is None else list(units)
         if not chosen:
             result.add("vacuous", "coins", "no unit's coin comes up in every event; choose another seed or rate")

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -62,7 +61,7 @@ class FolderCheckpoint:
         for key, target in keep.items():
             target.load_state_dict(_unpack(structure["keep"][key], tensors))
         for state in states:
-            state._values[...] = tensors[f"state {state.name}"].numpy()
+            state._values.copy_(tensors[f"state {state.name}"])
         return int(structure["done"])
 
     def save(self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> None:
@@ -71,7 +70,7 @@ class FolderCheckpoint:
         tensors: dict[str, Tensor] = {}
         packed = {key: _pack(target.state_dict(), tensors) for key, target in keep.items()}
         for state in states:
-            tensors[f"state {state.name}"] = torch.from_numpy(state._values)
+            tensors[f"state {state.name}"] = state._values
         self._write(self._path("steps", name), tensors, {"done": done, "keep": packed})
         self._saved_at = time.monotonic()
 

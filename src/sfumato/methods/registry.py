@@ -10,6 +10,7 @@ from sfumato.methods.base import Method
 METHODS: dict[str, str] = {
     "dp-lflow": "sfumato.methods.dp_lflow:DPLFlow",
     "dp-merf": "sfumato.methods.dp_merf:DPMERF",
+    "dp2-vae": "sfumato.methods.dp2_vae:DP2VAE",
     "dppm": "sfumato.methods.dppm:DPPM",
 }
 

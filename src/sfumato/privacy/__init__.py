@@ -4,11 +4,11 @@ from sfumato.privacy.budget import AnyBudget, Budget, BudgetExceeded, NoGuarante
 from sfumato.privacy.curator import Counts, Curator, Progress, Step
 from sfumato.privacy.events import Block, Event, NoisySums, RawAccess
 from sfumato.privacy.gradients.noisy import NoisyGradient
+from sfumato.privacy.gradients.state import PrivateState
 from sfumato.privacy.ledger import Ledger, LedgerBusy, LedgerDamaged
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Draws, Randomness
 from sfumato.privacy.records import PrivateRecords
-from sfumato.privacy.state import PrivateState
 
 __all__ = [
     "AnyBudget",

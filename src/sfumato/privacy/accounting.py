@@ -1,7 +1,8 @@
 """From events to ε, and from a budget to noise. The only module that knows dp-accounting.
 
 ε is the smaller of two valid bounds: the privacy loss distribution (PLD, tight) and Rényi DP (robust). Both are upper
-bounds for adaptive composition of Poisson-subsampled Gaussians, adding or removing one unit.
+bounds for adaptive composition of Poisson-subsampled Gaussians, adding or removing one unit; where shards speak, also
+replacing one, which covers that a unit can turn its shard's vector around.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import dp_accounting
 import numpy as np
 from absl import logging as absl_logging
+from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
@@ -23,7 +25,6 @@ from sfumato.privacy.budget import Budget, BudgetExceeded
 from sfumato.privacy.events import Event, NoisySums, RawAccess, merged
 
 ACCOUNTANT = f"min(PLD, RDP) of dp-accounting {importlib.metadata.version('dp-accounting')}"
-RELATION = "add or remove one unit"
 
 _COARSE, _FINE = 1e-3, 1e-4
 _MANY_STEPS = 10_000  # a coarse grid is loose for huge T
@@ -31,18 +32,29 @@ _HUGE = 50.0  # above this ε the PLD's arrays explode, and RDP says all there i
 _TOLERANCE = 4e-3  # calibration stops within this fraction below the budget
 
 # dp-accounting evaluates every mechanism as (rate, σ_eff, steps); names and block structure do not matter to ε.
-_Mechanisms = tuple[tuple[float, float, int], ...]
+_Mechanisms = tuple[tuple[float, float, int, NeighboringRelation], ...]
+
+
+def relation(events: Iterable[Event]) -> str:
+    """Between which collections the ε of these events holds."""
+    return "add, remove or replace one unit" if _replaced(events) else "add or remove one unit"
+
+
+def _replaced(events: Iterable[Event]) -> bool:
+    return any(isinstance(event, NoisySums) and event.shards is not None for event in events)
 
 
 def _mechanisms(events: Iterable[Event]) -> _Mechanisms | None:
     """Sorted and merged, so that equal spending is computed once; None where raw access makes ε infinite."""
     total: dict[tuple[float, float], int] = {}
-    for event in merged(events):
+    events = merged(events)
+    kind = NeighboringRelation.REPLACE_ONE if _replaced(events) else NeighboringRelation.ADD_OR_REMOVE_ONE
+    for event in events:
         if isinstance(event, RawAccess):
             return None
         key = (event.rate, event.noise_multiplier)
         total[key] = total.get(key, 0) + event.steps
-    return tuple((rate, noise, steps) for (rate, noise), steps in sorted(total.items()))
+    return tuple((rate, noise, steps, kind) for (rate, noise), steps in sorted(total.items()))
 
 
 @contextlib.contextmanager
@@ -59,28 +71,24 @@ def _quiet() -> Iterator[None]:
 
 
 def _composed(accountant: dp_accounting.PrivacyAccountant, mechanisms: _Mechanisms) -> dp_accounting.PrivacyAccountant:
-    for rate, noise, steps in mechanisms:
-        gaussian = dp_accounting.GaussianDpEvent(noise)
+    for rate, noise, steps, kind in mechanisms:
+        # RDP, unlike PLD, samples for adding and removing only: there, replacement is a step twice as far.
+        far = 2.0 if kind == NeighboringRelation.REPLACE_ONE and isinstance(accountant, RdpAccountant) else 1.0
+        gaussian = dp_accounting.GaussianDpEvent(noise / far)
         event = gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
         accountant.compose(dp_accounting.SelfComposedDpEvent(event, steps))
     return accountant
 
 
 def _pld(mechanisms: _Mechanisms, grid: float) -> dp_accounting.PrivacyAccountant:
-    return _composed(
-        PLDAccountant(
-            dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-            value_discretization_interval=grid,
-        ),
-        mechanisms,
-    )
+    return _composed(PLDAccountant(mechanisms[0][3], value_discretization_interval=grid), mechanisms)
 
 
 @functools.lru_cache(maxsize=4096)
 def _epsilon(mechanisms: _Mechanisms, delta: float, grid: float) -> float:
     if not mechanisms:
         return 0.0
-    if max(steps for _, _, steps in mechanisms) > _MANY_STEPS:
+    if max(steps for _, _, steps, _ in mechanisms) > _MANY_STEPS:
         grid = min(grid, _FINE)
     with _quiet():
         renyi = _composed(RdpAccountant(), mechanisms).get_epsilon(delta)

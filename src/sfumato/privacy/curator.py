@@ -19,14 +19,16 @@ from sfumato.privacy.accounting import rough_epsilon
 from sfumato.privacy.answers import Part, Question, Tape, noisy
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.events import NoisySums, RawAccess
-from sfumato.privacy.gradients import Batch, Clip, Loss, check, check_rows, clipped_sum, groups_of
+from sfumato.privacy.gradients import Batch, Clip, Loss, check, check_rows, check_shards, clipped_sum, groups_of
 from sfumato.privacy.gradients.noisy import NoisyGradient
+from sfumato.privacy.gradients.rows import clipped_feature_sum
+from sfumato.privacy.gradients.shards import Partition, on_shards
+from sfumato.privacy.gradients.state import PrivateState
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
 from sfumato.privacy.sampling import Units
-from sfumato.privacy.state import PrivateState
 
 Features = Callable[..., Tensor]
 """``features(images, labels, random) -> [rows, ...]``: one vector per row, a function of that row alone."""
@@ -35,7 +37,6 @@ Item = TypeVar("Item")
 
 _CHUNK = 1 << 24  # numbers in one chunk of images
 _SUM_CHUNK = 256  # units in one chunk of feature vectors, which may be long
-_MARGIN = 1e-9  # the clip of a float64 sum aims this much lower, for the rounding of the division
 
 
 class AnswerLost(RuntimeError):
@@ -113,6 +114,7 @@ class Curator:
         self._progress = progress
         self._tape = tape
         self._states: list[PrivateState] = []
+        self._partitions: dict[int, Partition] = {}
         self._charges = 0
         self._next: dict[str, int] = {}
         self._opened = False
@@ -176,11 +178,22 @@ class Curator:
 
         return Counts(self.noisy_sum(name, one, bound=1.0, by_class=True)[:, 0])
 
-    def private_state(self, name: str, shape: tuple[int, ...], *, fill: float = 0.0) -> PrivateState:
-        """Memory that belongs to one record each; see :class:`PrivateState`."""
-        state = PrivateState(name, len(self._records._labels), shape, fill)
-        self._states.append(state)
+    def private_state(
+        self, name: str, shape: tuple[int, ...], *, fill: float = 0.0, shards: int | None = None
+    ) -> PrivateState:
+        """Memory that belongs to one record each, or to one of ``shards``; see :class:`PrivateState`.
+
+        A run that goes on after a crash deals its shards anew, so that their memory begins again too.
+        """
+        state = PrivateState(name, shards or len(self._records._labels), shape, fill, self.device, shards=shards)
+        if shards is None:
+            self._states.append(state)
         return state
+
+    def _partition(self, shards: int) -> Partition:
+        if shards not in self._partitions:
+            self._partitions[shards] = Partition(self._units.shard_of(self._randomness, shards), shards)
+        return self._partitions[shards]
 
     # Raw access, for algorithms as published
 
@@ -244,7 +257,10 @@ class Step:
         self._event = event
         self._answered: set[str] = set()
         self._over = False
-        self._batch = curator._units.sample(curator._randomness, event.rate, event.name, index)
+        if event.shards is None:
+            self._batch = curator._units.sample(curator._randomness, event.rate, event.name, index)
+        else:
+            self._batch = curator._randomness.coins(event.shards, event.rate, event.name, index).numpy()
 
     def noisy_gradient(
         self,
@@ -310,7 +326,7 @@ class Step:
             with torch.no_grad():
                 values = features(*arguments) if batch.state is None else features(*arguments, batch.state)
             shape = tuple(values.shape[1:])
-            clipped = _clipped_feature_sum(values.flatten(1), batch, bound, classes if by_class else None)
+            clipped = clipped_feature_sum(values.flatten(1), batch, bound, classes if by_class else None)
             total = clipped if total is None else total + clipped
         if total is None or shape is None:
             raise RuntimeError("a step without a batch")
@@ -321,15 +337,24 @@ class Step:
         return answer.view(shape).to(torch.get_default_dtype())
 
     def update(self, state: PrivateState, function: Callable[..., Tensor]) -> None:
-        """``state = function(images, labels, random, state)`` for the batch's records, each from its own row alone."""
+        """``state = function(images, labels, random, state)`` for the batch's records, each from its own row alone.
+
+        Of shards, ``state = function(images, labels, weights, random, state)``: ``[shards, rows, ...]``, rows that only
+        fill up having weight 0, and ``[shards, ...]`` for the state.
+        """
         if self._over:
             raise RuntimeError("this step is over; its batch may no longer be asked about")
-        name = f"update {state.name}"
+        name, chunk = f"update {state.name}", max(1, _CHUNK // math.prod(self._curator.shape))
+        if self._event.shards is not None:
+            self._probe(name, 3, state, lambda batch: check_shards(function, batch))
+            for batch in self._batches(name, 1, state, chunk):
+                state._write(batch.owners, on_shards(function, batch))
+            return
         self._probe(name, 1, state, lambda batch: check_rows(function, batch))
-        for batch in self._batches(name, 1, state, 4096):
+        for batch in self._batches(name, 1, state, chunk):
             values = function(batch.images, batch.labels, batch.random, batch.state)
-            real = (batch.weights.flatten() > 0).cpu()
-            state._write(batch.random.rows.cpu()[real].numpy(), values[real.to(values.device)])
+            real = batch.weights.flatten() > 0
+            state._write(batch.random.rows[real], values[real])
 
     def _noise_multiplier(self, block: str) -> float:
         for planned in self._event.blocks:
@@ -369,46 +394,36 @@ class Step:
         self._over = True
 
     def _batches(self, block: str, draws: int, state: PrivateState | None, chunk: int) -> Iterator[Batch]:
-        """The batch in chunks of units; an empty batch is one chunk without rows."""
+        """The batch in chunks of units, or of shards; an empty batch is one chunk without rows."""
         curator, label = self._curator, (self._event.name, self.index)
-        start = 0
-        while start == 0 or start < len(self._batch):
-            units = self._batch[start : start + chunk]
-            table, weights = curator._units.rows(units, curator._randomness, *label)
+        if state is not None and state.shards != self._event.shards:
+            raise ValueError(f"state {state.name!r} belongs to other owners than {self._event.name!r} asks")
+        for owners, units, share in self._packs(chunk):
+            table, weights = curator._units.rows(units.flatten(), curator._randomness, *label)
+            weights = (weights * share.reshape(-1, 1)).reshape(len(units), units.shape[1] * weights.shape[1])
             rows = table.flatten()
             images, labels = curator._records._fetch(rows, curator.device)
-            memory = None if state is None else state._read(rows, curator.device)
             ids = torch.from_numpy(rows).to(curator.device)
+            owner = ids if self._event.shards is None else torch.from_numpy(owners).to(curator.device)
+            memory = None if state is None else state._read(owner, curator.device)
+            if memory is not None and len(owner) < len(ids):
+                memory = memory.repeat_interleave(len(ids) // len(owner), 0)
             number = torch.arange(draws, device=curator.device).repeat(len(rows))
-            share = torch.from_numpy(weights).to(images) / draws
+            weight = torch.from_numpy(weights).to(images) / draws
             if draws > 1:
                 images, labels, ids = (t.repeat_interleave(draws, 0) for t in (images, labels, ids))
                 memory = None if memory is None else memory.repeat_interleave(draws, 0)
-                share = share.repeat_interleave(draws, 1)
-            yield Batch(images, labels, curator._randomness.draws(ids, number, *label, block), share, memory)
-            start += max(1, len(units))
+                weight = weight.repeat_interleave(draws, 1)
+            yield Batch(images, labels, curator._randomness.draws(ids, number, *label, block), weight, memory, owner)
+
+    def _packs(self, chunk: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Owners, ``[owners, n]`` units of theirs, and each one's share in its owner's vector."""
+        if self._event.shards is not None:
+            yield from self._curator._partition(self._event.shards).packs(self._batch, chunk)
+            return
+        for start in range(0, max(1, len(self._batch)), chunk):
+            units = self._batch[start : start + chunk]
+            yield units, units[:, None], np.ones((len(units), 1))
 
 
 Curator.step_type = Step
-
-
-def _clipped_feature_sum(values: Tensor, batch: Batch, bound: float, classes: int | None) -> Tensor:
-    """``[classes or 1, features]`` in float64. A unit whose vector is not finite counts as zero."""
-    units, k = batch.units, batch.rows_per_unit
-    real = batch.weights.flatten() > 0
-    rows = torch.where(real[:, None], values.double() * batch.weights.flatten()[:, None].double(), 0.0)
-    if k > 1 and classes is not None:
-        slots = (torch.arange(units, device=rows.device).repeat_interleave(k) * classes + batch.labels)[:, None]
-        vectors = rows.new_zeros(units * classes, rows.shape[1]).scatter_add_(0, slots.expand_as(rows), rows)
-        vectors = vectors.view(units, classes * rows.shape[1])
-    else:
-        vectors = rows.view(units, k, -1).sum(1) if k > 1 else rows
-    norms = vectors.norm(dim=1, keepdim=True)
-    finite = torch.isfinite(norms)
-    factors = torch.where(finite, (bound * (1 - _MARGIN) / norms.clamp(min=1e-300)).clamp(max=1.0), 0.0)
-    vectors = torch.where(finite, vectors, 0.0) * factors
-    if classes is None:
-        return vectors.sum(0, keepdim=True)
-    if k > 1:
-        return vectors.sum(0).view(classes, -1)
-    return vectors.new_zeros(classes, vectors.shape[1]).index_add_(0, batch.labels, vectors)

@@ -33,19 +33,23 @@ class Block:
 class NoisySums:
     """``steps`` times: toss each unit's coin at ``rate``, then answer every block by a clipped sum plus Gaussian noise.
 
-    A rate of 1 is a plain question to everyone.
+    A rate of 1 is a plain question to everyone. With ``shards``, coins and vectors belong to that many shards of units:
+    one unit can turn its shard's vector around, so that everything it is composed with counts under replacement.
     """
 
     name: str
     blocks: tuple[Block, ...]
     rate: float = 1.0
     steps: int = 1
+    shards: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise ValueError(f"{self.name!r}: the rate must lie in (0, 1], not {self.rate}")
         if self.steps < 1 or self.steps != int(self.steps):
             raise ValueError(f"{self.name!r}: the number of steps must be a whole number from 1 on, not {self.steps}")
+        if self.shards is not None and self.shards < 1:
+            raise ValueError(f"{self.name!r}: there must be at least one shard, not {self.shards}")
         if not self.blocks or len({block.name for block in self.blocks}) != len(self.blocks):
             raise ValueError(f"{self.name!r}: a step needs at least one block, and each a name of its own")
 
@@ -85,7 +89,7 @@ def event_from_json(data: dict[str, Any]) -> Event:
     match data.get("kind"):
         case "noisy sums":
             blocks = tuple(Block(**block) for block in data["blocks"])
-            return NoisySums(data["name"], blocks, rate=data["rate"], steps=data["steps"])
+            return NoisySums(data["name"], blocks, data["rate"], data["steps"], data.get("shards"))
         case "raw access":
             return RawAccess(data["name"], data["reason"])
         case kind:

@@ -37,6 +37,13 @@ class Units:
             chosen = chosen[~np.isin(chosen, list(self._masked))]
         return chosen
 
+    def shard_of(self, randomness: Randomness, shards: int) -> np.ndarray:
+        """Each unit's shard, for the whole run: a keyed draw of its own number. Whoever is masked has none, -1."""
+        ids = torch.arange(self._count)
+        found = randomness.draws(ids, torch.zeros_like(ids), "shards").integers("shard", shards, 1)[:, 0].numpy()
+        found[sorted(self._masked)] = -1
+        return found
+
     def rows(self, units: np.ndarray, randomness: Randomness, *label: str | int) -> tuple[np.ndarray, np.ndarray]:
         """``[units, k]`` row numbers and weights: at most ``max_images`` of a person's images, chosen by keyed draws,
         averaged; persons with fewer are filled up with weight 0."""

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sfumato.privacy import Budget, Ledger, Plan, Randomness, RawAccess
-from sfumato.privacy.accounting import ACCOUNTANT, RELATION, best_guess, epsilon, most_recognised
+from sfumato.privacy import Budget, Event, Ledger, NoisySums, Plan, Randomness, RawAccess
+from sfumato.privacy.accounting import ACCOUNTANT, best_guess, epsilon, most_recognised, relation
 from sfumato.privacy.randomness import DESCRIPTION
 
 FALSE_ALARMS = (1000, 100, 10)
@@ -60,7 +60,7 @@ def make_card(
         "delta": budget.delta if certified else None,
         "unit": budget.unit,
         "claim": claim,
-        "relation": RELATION,
+        "relation": relation(events),
         "sentence": "",
         "best_guess": rounded_up(best_guess(events)) if certified else 1.0,
         "recognised": {str(often): rounded_up(most_recognised(events, 1 / often)) for often in FALSE_ALARMS}
@@ -73,7 +73,7 @@ def make_card(
         "paper": paper,
         "parameters": parameters,
         "events": [event.to_json() for event in events],
-        "sampler": "independent Poisson coins, one for each unit",
+        "sampler": _sampler(events),
         "accountant": ACCOUNTANT,
         "randomness": f"{DESCRIPTION}{' (FIXED SEED)' if randomness.seeded else ''}",
         "public": _public(shape, classes, declared_size, budget.unit, max_images_per_unit),
@@ -109,6 +109,14 @@ def sentence(card: dict[str, Any]) -> str:
         f"guesses whether a given {card['unit']} was in it, and would be right half the time without the release, can "
         f"be right at most {100 * card['best_guess']:.1f} % of the time with it."
     )
+
+
+def _sampler(events: Sequence[Event]) -> str:
+    shards = sorted({event.shards for event in events if isinstance(event, NoisySums) and event.shards is not None})
+    if not shards:
+        return "independent Poisson coins, one for each unit"
+    numbers = " and ".join(str(number) for number in shards)
+    return f"independent Poisson coins, one for each of {numbers} shards where units speak together"
 
 
 def _public(

@@ -29,6 +29,8 @@ class Batch:
     random: Draws
     weights: Tensor
     state: Tensor | None = None
+    owners: Tensor | None = None
+    """Whose memory the state is, where somebody writes it back: a number for each record, or for each shard."""
 
     @property
     def units(self) -> int:

@@ -16,6 +16,7 @@ from sfumato.privacy.gradients.mixing import refuse_mixing
 from sfumato.privacy.gradients.per_class import PerClass, losses
 from sfumato.privacy.gradients.precision import arithmetic
 from sfumato.privacy.gradients.refusal import Refused
+from sfumato.privacy.gradients.shards import on_shards
 
 PROBED = 6
 """Units in a probe: few, because a leak through a mean over the batch shrinks with its size."""
@@ -81,6 +82,20 @@ def check_rows(function: Callable[..., Tensor], batch: Batch) -> None:
             raise Refused(
                 "changing one record moved what another record contributes: the function mixes the rows of a batch. "
                 "Let each row's vector depend on its own row only"
+            )
+
+
+def check_shards(function: Callable[..., Tensor], batch: Batch) -> None:
+    """Refuse a function of shards in which one shard sees another."""
+    before = on_shards(function, batch).detach().double().flatten(1)
+    room = 4096.0 * torch.finfo(batch.images.dtype).eps * torch.nan_to_num(before).abs().max().clamp(min=1e-12)
+    for shard in sorted({0, batch.units - 1}):
+        others = torch.arange(batch.units, device=before.device) != shard
+        after = on_shards(function, _disturbed(None, batch, shard)).detach().double().flatten(1)
+        if not _same(before[others], after[others], room):
+            raise Refused(
+                "changing one shard moved what another one remembers: the function mixes shards. "
+                "Let each shard's memory depend on its own rows only"
             )
 
 

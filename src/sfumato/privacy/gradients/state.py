@@ -1,0 +1,54 @@
+"""Memory that belongs to one record, or to one shard of records."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_ON_DEVICE = 1 << 30  # bytes: more than this does not stay on a GPU
+_IN_MEMORY = 1 << 28  # bytes: more than this goes to disk
+
+
+class PrivateState:
+    """A vector for each record (or shard), written only from its own data, draws and what was released.
+
+    A method holds the handle and passes it back to the Curator; the values are never handed out, and they die with
+    the run: a large state lies in a file that has no name, so that not even a crash leaves it behind. Nothing is
+    released about them, so they cost nothing: record i's memory enters record i's vector alone.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        records: int,
+        shape: tuple[int, ...],
+        fill: float,
+        device: torch.device,
+        *,
+        shards: int | None = None,
+    ) -> None:
+        self.name, self.shards = name, shards
+        self.shape = shape
+        size = (records, math.prod(shape))
+        if 4 * math.prod(size) > (_ON_DEVICE if device.type == "cuda" else _IN_MEMORY):
+            with tempfile.TemporaryFile() as file:
+                self._values = torch.from_numpy(np.memmap(file, dtype=np.float32, mode="w+", shape=size))
+            self._values.fill_(fill) if fill else None
+        else:
+            self._values = torch.full(size, fill, dtype=torch.float32, device=device)
+
+    def __repr__(self) -> str:
+        return f"PrivateState({self.name!r}, shape={self.shape})"
+
+    def _read(self, rows: Tensor, device: torch.device) -> Tensor:
+        values = self._values[rows.to(self._values.device)].to(device, torch.get_default_dtype())
+        return values.view(len(rows), *self.shape)
+
+    def _write(self, rows: Tensor, values: Tensor) -> None:
+        if values.shape != (len(rows), *self.shape):
+            raise ValueError(f"state {self.name!r} needs one row of shape {self.shape} for each record")
+        self._values[rows.to(self._values.device)] = values.detach().flatten(1).to(self._values)
