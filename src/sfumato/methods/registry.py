@@ -10,6 +10,7 @@ from sfumato.methods.base import Method
 METHODS: dict[str, str] = {
     "dp-lflow": "sfumato.methods.dp_lflow:DPLFlow",
     "dp-merf": "sfumato.methods.dp_merf:DPMERF",
+    "dpaf": "sfumato.methods.dpaf:DPAF",
     "dppm": "sfumato.methods.dppm:DPPM",
 }
 

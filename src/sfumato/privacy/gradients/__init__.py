@@ -1,10 +1,22 @@
 """Sums of per-example clipped gradients: ``clipped_sum(model, loss, batch, clip)``."""
 
 from sfumato.privacy.gradients.batch import Batch, Loss
+from sfumato.privacy.gradients.compression import Compressed
 from sfumato.privacy.gradients.engine import clipped_sum
 from sfumato.privacy.gradients.groups import Clip, groups_of
 from sfumato.privacy.gradients.per_class import PerClass
 from sfumato.privacy.gradients.probe import check, check_rows
 from sfumato.privacy.gradients.refusal import Refused
 
-__all__ = ["Batch", "Clip", "Loss", "PerClass", "Refused", "check", "check_rows", "clipped_sum", "groups_of"]
+__all__ = [
+    "Batch",
+    "Clip",
+    "Compressed",
+    "Loss",
+    "PerClass",
+    "Refused",
+    "check",
+    "check_rows",
+    "clipped_sum",
+    "groups_of",
+]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.privacy.gradients.batch import Batch, Loss
+from sfumato.privacy.gradients.compression import Compressed
 from sfumato.privacy.gradients.groups import Clip, groups_of
 from sfumato.privacy.gradients.per_class import losses
 
@@ -34,6 +35,8 @@ def clipped_sum(model: nn.Module, loss: Loss, batch: Batch, clip: Clip) -> dict[
     total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
     for unit in range(batch.units):
         vectors = unit_gradient(model, loss, batch.take(unit, unit + 1))
+        if isinstance(clip, Compressed):
+            vectors = {n: v[0] for n, v in clip({n: v[None] for n, v in vectors.items()}).items()}
         norms = {
             group: torch.sqrt(torch.stack([vectors[name].square().sum() for name in names]).sum())
             for group, (_, names) in groups.items()
