@@ -52,7 +52,8 @@ class DPAF(Method):
     width: int = 16
     maps: int = 32
     taps: int = 3
-    pairs: int = 64
+    coarse: int = 16
+    pairs: int = 8
     label_plane: bool = True
     activation: str = "leaky relu"
     code: int = 100
@@ -114,7 +115,8 @@ class DPAF(Method):
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
         return cls(
-            variant=variant, width=2, maps=2, taps=1, pairs=3, code=4, generator_width=2, rate=0.6, steps=2,
+            variant=variant, width=2, maps=2, taps=1, coarse=2,
+            pairs=2, code=4, generator_width=2, rate=0.6, steps=2,
             gradient_share=0.5, clip=1e-4, adversarial=1.0, iterations=2, batch=8, published_iterations=8,
             published_batch=64,
         )  # fmt: skip
@@ -123,7 +125,8 @@ class DPAF(Method):
     def as_in_the_paper(cls, variant: str = "certified") -> Self:
         """The paper's game, at settings under which its signal survives the noise: C2-C2-C1, μ = 8, 90 % kept."""
         return cls(
-            variant=variant, split="C2-C2-C1", maps=8, taps=1, pairs=0, rate=0.1, steps=1000, gradient_share=0.5,
+            variant=variant, split="C2-C2-C1", maps=8, taps=1, coarse=0,
+            pairs=0, rate=0.1, steps=1000, gradient_share=0.5,
             compression=0.9, matching=0.0, adversarial=1.0, asymmetry=8, decay=0.9, iterations=0,
         )  # fmt: skip
 
@@ -151,8 +154,9 @@ class DPAF(Method):
     def front(self, shape: Shape, classes: int) -> Front:
         first, second, _ = split_of(self.split)
         return Front(
-            shape, classes, layers=(first, second), width=self.width, maps=self.maps, taps=self.taps, pairs=self.pairs,
-            labelled=self.label_plane, activation=self.activation, count_share=self.count_share,
+            shape, classes, layers=(first, second), width=self.width, maps=self.maps, taps=self.taps,
+            coarse=self.coarse, pairs=self.pairs, labelled=self.label_plane, activation=self.activation,
+            count_share=self.count_share,
         )  # fmt: skip
 
     def back(self, front: Front, classes: int) -> Back:

@@ -70,8 +70,10 @@ class Front(nn.Module):
     The vector of a row has norm at most 1. Its parts:
 
     - the normalised maps of the last ``taps`` layers; 1 is the paper;
-    - with ``pairs`` > 0 the products of all pairs of that many fixed random projections of the last maps, so that
-      the sum knows how features vary together and not only their mean;
+    - with ``coarse`` > 0 the image itself at that many pixels a side, which knows the brightness that normalised maps
+      have lost;
+    - with ``pairs`` > 0 the products of all pairs of numbers in a still coarser image of ``pairs`` pixels a side, so
+      that the sum knows how pixels vary together and not only their mean;
     - a constant, by which the sum counts its rows.
     """
 
@@ -84,13 +86,14 @@ class Front(nn.Module):
         width: int,
         maps: int,
         taps: int = 1,
+        coarse: int = 0,
         pairs: int = 0,
         labelled: bool = True,
         activation: str = "leaky relu",
         count_share: float = 0.1,
     ) -> None:
         super().__init__()
-        self.shape, self.taps = shape, taps
+        self.shape, self.taps, self.coarse, self.pairs = shape, taps, coarse, pairs
         total, size, inputs = sum(layers), (shape[1], shape[2]), shape[0]
         if not 1 <= taps <= total:
             raise ValueError(f"taps must lie between 1 and the {total} layers in front of the sum, not {taps}")
@@ -106,32 +109,20 @@ class Front(nn.Module):
                 f"zero; images of {shape[1]}×{shape[2]} allow fewer"
             )
         self.first, self.second = nn.ModuleList(built[: layers[0]]), nn.ModuleList(built[layers[0] :])
-        last = math.prod(self.sizes[-1])
-        self.means = sum(math.prod(size) for size in self.sizes[-taps:])
-        pairs = min(pairs, last)
+        self.length = sum(math.prod(size) for size in self.sizes[-taps:]) + shape[0] * coarse**2 + 1
         if pairs:
-            projection, _ = torch.linalg.qr(torch.randn(last, pairs))
-            self.register_buffer("projection", projection)
-            upper = torch.triu_indices(pairs, pairs)
-            self.register_buffer("upper", upper)
+            numbers = shape[0] * pairs**2
+            upper = torch.triu_indices(numbers, numbers)
+            self.register_buffer("upper", upper, persistent=False)
             # Off the diagonal each product stands for two.
-            self.register_buffer("weight", torch.where(upper[0] == upper[1], 1.0, math.sqrt(2.0)))
-        self.pairs = pairs
-        self.length = self.means + pairs * (pairs + 1) // 2 + 1
-        rest = 1.0 - count_share
+            self.register_buffer("weight", torch.where(upper[0] == upper[1], 1.0, math.sqrt(2.0)), persistent=False)
+            self.length += upper.shape[1]
         self.count = math.sqrt(count_share)
-        self.scales = (math.sqrt(rest / 2), math.sqrt(rest / 2)) if pairs else (math.sqrt(rest), 0.0)
-
-    @property
-    def map_scale(self) -> float:
-        """What the last layer's normalised maps are multiplied by in the vector."""
-        channels, height, width = self.sizes[-1]
-        return self.scales[0] / math.sqrt(self.taps * channels * height * width)
+        self.part = math.sqrt((1.0 - count_share) / (1 + bool(coarse) + bool(pairs)))
 
     def layers(self, images: Tensor, labels: Tensor) -> list[Tensor]:
         """The normalised maps of every layer."""
-        # What is no pixel value is made one, so that no row is lost to an overflow.
-        maps = 2.0 * torch.nan_to_num(images).clamp(0.0, 1.0) - 1.0
+        maps = _pixels(images)
         found = []
         for layer in (*self.first, *self.second):
             maps = layer(maps, labels)
@@ -141,20 +132,28 @@ class Front(nn.Module):
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         """``[rows, length]``, each of norm at most 1; the last maps stand first."""
         found = self.layers(images, labels)
-        scale = self.scales[0] / math.sqrt(self.taps)
+        scale = self.part / math.sqrt(self.taps)
         parts = [scale * maps.flatten(1) / math.sqrt(maps.shape[1:].numel()) for maps in reversed(found[-self.taps :])]
+        if self.coarse:
+            values = F.adaptive_avg_pool2d(_pixels(images), self.coarse).flatten(1)
+            parts.append(self.part * values / math.sqrt(values.shape[1]))
         if self.pairs:
-            values = found[-1].flatten(1) @ self.get_buffer("projection")
-            values = values / torch.sqrt(values.square().sum(1, keepdim=True) + 1e-6)
+            values = F.adaptive_avg_pool2d(_pixels(images), self.pairs).flatten(1)
+            values = values / torch.sqrt(values.square().sum(1, keepdim=True) + 1e-4)
             row, column = self.get_buffer("upper")
-            parts.append(self.scales[1] * self.get_buffer("weight") * values[:, row] * values[:, column])
+            parts.append(self.part * self.get_buffer("weight") * values[:, row] * values[:, column])
         parts.append(torch.full_like(parts[0][:, :1], self.count))
         return torch.cat(parts, dim=1)
 
     def last_maps(self, vectors: Tensor) -> Tensor:
         """The last layer's normalised maps, taken out of vectors or of means of vectors."""
         numbers = math.prod(self.sizes[-1])
-        return vectors[:, :numbers].view(-1, *self.sizes[-1]) / self.map_scale
+        return vectors[:, :numbers].view(-1, *self.sizes[-1]) * (math.sqrt(self.taps * numbers) / self.part)
+
+
+def _pixels(images: Tensor) -> Tensor:
+    """In -1..1. What is no pixel value is made one, so that no row is lost to an overflow."""
+    return 2.0 * torch.nan_to_num(images).clamp(0.0, 1.0) - 1.0
 
 
 class Back(nn.Module):
@@ -184,7 +183,7 @@ class Back(nn.Module):
 
 
 class Generator(nn.Module):
-    """Normal code → linear → transposed convolutions that double the size, the label's planes entering at the second.
+    """Normal code and label → linear → doublings with convolutions, planes of the label entering at the second.
 
     The code is drawn inside, with torch's global generator. Batch normalisation is harmless here: the generator sees
     no record.
@@ -194,7 +193,7 @@ class Generator(nn.Module):
 
     def __init__(self, shape: Shape, classes: int, *, code: int = 100, width: int = 32) -> None:
         super().__init__()
-        self.code = code
+        self.code, self.classes = code, classes
         sizes = [(shape[1], shape[2])]
         while min(sizes[-1]) > 4:
             sizes.append(_halved(sizes[-1]))
@@ -204,15 +203,11 @@ class Generator(nn.Module):
         widths = [width * 2 ** min(place, 3) for place in reversed(range(len(sizes) - 1))]
         self.start = (widths[0], *self.sizes[0])
         self.linear = nn.Linear(code + classes, math.prod(self.start))
-        self.classes = classes
-        second = min(1, len(widths) - 1)
-        self.second = second
-        self.planes = nn.Embedding(classes, self.PLANES * math.prod(self.sizes[second]))
-        inputs = [size + self.PLANES * (place == second) for place, size in enumerate(widths)]
+        self.second = min(1, len(widths) - 1)
+        self.planes = nn.Embedding(classes, self.PLANES * math.prod(self.sizes[self.second]))
+        inputs = [size + self.PLANES * (place == self.second) for place, size in enumerate(widths)]
         outputs = [*widths[1:], shape[0]]
-        self.convolutions = nn.ModuleList(
-            nn.ConvTranspose2d(i, o, 4, stride=2, padding=1) for i, o in zip(inputs, outputs, strict=True)
-        )
+        self.convolutions = nn.ModuleList(nn.Conv2d(i, o, 3, padding=1) for i, o in zip(inputs, outputs, strict=True))
         self.norms = nn.ModuleList(nn.BatchNorm2d(size) for size in widths)
 
     def forward(self, labels: Tensor) -> Tensor:
@@ -224,6 +219,6 @@ class Generator(nn.Module):
             maps = torch.relu(norm(maps))
             if place == self.second:
                 maps = torch.cat([maps, self.planes(labels).view(-1, self.PLANES, *maps.shape[2:])], dim=1)
-            height, width = self.sizes[place + 1]
-            maps = convolution(maps)[:, :, :height, :width]
+            # Interpolation leaves none of the chequered traces that transposed convolutions do.
+            maps = convolution(F.interpolate(maps, size=self.sizes[place + 1], mode="bilinear"))
         return torch.sigmoid(maps)
