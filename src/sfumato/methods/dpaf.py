@@ -54,6 +54,7 @@ class DPAF(Method):
     taps: int = 3
     coarse: int = 16
     pairs: int = 8
+    pair_share: float = 0.5
     label_plane: bool = True
     activation: str = "leaky relu"
     code: int = 100
@@ -82,6 +83,7 @@ class DPAF(Method):
     learning_rate: float = 0.002
     discriminator_learning_rate: float = 0.001
     public: str = ""
+    public_iterations: int = 500
     transfer: str = "discriminator"
     # As published
     published_iterations: int = 2000
@@ -102,8 +104,8 @@ class DPAF(Method):
             raise ValueError(f"gradient_share must lie in [0, 1), not {self.gradient_share:g}")
         if self.matching < 0 or self.adversarial < 0 or self.matching + self.adversarial == 0:
             raise ValueError("the weights of matching and adversarial must not be negative, nor both 0")
-        if not 0 < self.decay <= 1 or not 0 < self.count_share < 1:
-            raise ValueError("decay must lie in (0, 1] and count_share in (0, 1)")
+        if not (0 < self.decay <= 1 and 0 < self.count_share < 1 and 0 < self.pair_share < 1):
+            raise ValueError("decay must lie in (0, 1], count_share and pair_share in (0, 1)")
         if min(self.asymmetry, self.critic) < 1:
             raise ValueError("asymmetry and critic count steps and are at least 1")
         first, second, _ = split_of(self.split)
@@ -114,11 +116,11 @@ class DPAF(Method):
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
+        width, coarse, pairs = (4, 0, 0) if variant == "published" else (2, 2, 2)
         return cls(
-            variant=variant, width=2, maps=2, taps=1, coarse=2,
-            pairs=2, code=4, generator_width=2, rate=0.6, steps=2,
-            gradient_share=0.5, clip=1e-4, adversarial=1.0, iterations=2, batch=8, published_iterations=8,
-            published_batch=64,
+            variant=variant, width=width, maps=width, taps=1, coarse=coarse, pairs=pairs, code=4, generator_width=2,
+            rate=0.6, steps=2, gradient_share=0.5, clip=1e-4, adversarial=1.0, iterations=2, batch=8,
+            public_iterations=2, published_iterations=8, published_batch=64, published_clip=1e-4,
         )  # fmt: skip
 
     @classmethod
@@ -155,8 +157,8 @@ class DPAF(Method):
         first, second, _ = split_of(self.split)
         return Front(
             shape, classes, layers=(first, second), width=self.width, maps=self.maps, taps=self.taps,
-            coarse=self.coarse, pairs=self.pairs, labelled=self.label_plane, activation=self.activation,
-            count_share=self.count_share,
+            coarse=self.coarse, pairs=self.pairs, pair_share=self.pair_share, labelled=self.label_plane,
+            activation=self.activation, count_share=self.count_share,
         )  # fmt: skip
 
     def back(self, front: Front, classes: int) -> Back:
@@ -169,7 +171,13 @@ class DPAF(Method):
         front = self.front(curator.shape, classes).to(device)
         back = self.back(front, classes).to(device)
         if self.public:
-            start_from_public(self.public, front, generator if self.transfer == "both" else None, batch=self.batch)
+            start_from_public(
+                self.public,
+                front,
+                generator if self.transfer == "both" else None,
+                batch=self.batch,
+                iterations=self.public_iterations,
+            )
         if self.variant == "published":
             as_published(
                 curator, generator, front, back, iterations=self.published_iterations, batch=self.published_batch,

@@ -14,7 +14,7 @@ from sfumato.networks.dcgan import Front, Generator
 
 
 def start_from_public(
-    path: str, front: Front, generator: Generator | None, *, batch: int, iterations: int = 500, rate: float = 0.001
+    path: str, front: Front, generator: Generator | None, *, batch: int, iterations: int, rate: float = 0.001
 ) -> None:
     """Train the front as a classifier of the public images' own classes, then the generator on their mean features.
 

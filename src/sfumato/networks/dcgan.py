@@ -88,6 +88,7 @@ class Front(nn.Module):
         taps: int = 1,
         coarse: int = 0,
         pairs: int = 0,
+        pair_share: float = 0.5,
         labelled: bool = True,
         activation: str = "leaky relu",
         count_share: float = 0.1,
@@ -110,15 +111,12 @@ class Front(nn.Module):
             )
         self.first, self.second = nn.ModuleList(built[: layers[0]]), nn.ModuleList(built[layers[0] :])
         self.length = sum(math.prod(size) for size in self.sizes[-taps:]) + shape[0] * coarse**2 + 1
-        if pairs:
-            numbers = shape[0] * pairs**2
-            upper = torch.triu_indices(numbers, numbers)
-            self.register_buffer("upper", upper, persistent=False)
-            # Off the diagonal each product stands for two.
-            self.register_buffer("weight", torch.where(upper[0] == upper[1], 1.0, math.sqrt(2.0)), persistent=False)
-            self.length += upper.shape[1]
+        # Both halves of the symmetric table: their average has the noise that one half alone would have had.
+        self.length += (shape[0] * pairs**2) ** 2
         self.count = math.sqrt(count_share)
-        self.part = math.sqrt((1.0 - count_share) / (1 + bool(coarse) + bool(pairs)))
+        paired = pair_share if pairs else 0.0
+        self.pair_part = math.sqrt(paired * (1.0 - count_share))
+        self.part = math.sqrt((1.0 - paired) * (1.0 - count_share) / (1 + bool(coarse)))
 
     def layers(self, images: Tensor, labels: Tensor) -> list[Tensor]:
         """The normalised maps of every layer."""
@@ -140,8 +138,7 @@ class Front(nn.Module):
         if self.pairs:
             values = F.adaptive_avg_pool2d(_pixels(images), self.pairs).flatten(1)
             values = values / torch.sqrt(values.square().sum(1, keepdim=True) + 1e-4)
-            row, column = self.get_buffer("upper")
-            parts.append(self.part * self.get_buffer("weight") * values[:, row] * values[:, column])
+            parts.append(self.pair_part * (values[:, :, None] * values[:, None, :]).flatten(1))
         parts.append(torch.full_like(parts[0][:, :1], self.count))
         return torch.cat(parts, dim=1)
 
@@ -219,6 +216,6 @@ class Generator(nn.Module):
             maps = torch.relu(norm(maps))
             if place == self.second:
                 maps = torch.cat([maps, self.planes(labels).view(-1, self.PLANES, *maps.shape[2:])], dim=1)
-            # Interpolation leaves none of the chequered traces that transposed convolutions do.
-            maps = convolution(F.interpolate(maps, size=self.sizes[place + 1], mode="bilinear"))
+            # Repeated pixels leave none of the chequered traces that transposed convolutions do.
+            maps = convolution(F.interpolate(maps, size=self.sizes[place + 1]))
         return torch.sigmoid(maps)
