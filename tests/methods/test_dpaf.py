@@ -74,7 +74,7 @@ def test_the_aggregate_averages_answers_and_forgets_when_told() -> None:
 
 def test_it_learns_which_way_the_bars_lie() -> None:
     method = DPAF(
-        width=4, maps=4, taps=2, coarse=8, pairs=0, code=8, generator_width=4, iterations=100, batch=32, split="C1-C1-x"
+        width=4, maps=4, taps=2, coarse=8, pairs=0, code=8, generator_width=4, iterations=100, fakes=16, split="C1-C1-x"
     )
     release = method.fit(bars(300), Budget(50.0, 1e-5), seed=0)
     images, labels = release.sample(200)

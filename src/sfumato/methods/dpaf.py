@@ -78,8 +78,8 @@ class DPAF(Method):
     asymmetry: int = 1
     critic: int = 1
     decay: float = 1.0
-    iterations: int = 3000
-    batch: int = 256
+    iterations: int = 1500
+    fakes: int = 64
     learning_rate: float = 0.002
     discriminator_learning_rate: float = 0.001
     public: str = ""
@@ -106,8 +106,8 @@ class DPAF(Method):
             raise ValueError("the weights of matching and adversarial must not be negative, nor both 0")
         if not (0 < self.decay <= 1 and 0 < self.count_share < 1 and 0 < self.pair_share < 1):
             raise ValueError("decay must lie in (0, 1], count_share and pair_share in (0, 1)")
-        if min(self.asymmetry, self.critic) < 1:
-            raise ValueError("asymmetry and critic count steps and are at least 1")
+        if min(self.asymmetry, self.critic) < 1 or self.fakes < 2:
+            raise ValueError("asymmetry and critic count steps and are at least 1; a class needs at least 2 fakes")
         first, second, _ = split_of(self.split)
         if self.gradient_share and self.conv1 in ("random", "pretrained") and not second:
             raise ValueError(f"the split {self.split} has no conv2 that could learn; gradient_share must be 0")
@@ -119,7 +119,7 @@ class DPAF(Method):
         width, coarse, pairs = (4, 0, 0) if variant == "published" else (2, 2, 2)
         return cls(
             variant=variant, width=width, maps=width, taps=1, coarse=coarse, pairs=pairs, code=4, generator_width=2,
-            rate=0.6, steps=2, gradient_share=0.5, clip=1e-4, adversarial=1.0, iterations=2, batch=8,
+            rate=0.6, steps=2, gradient_share=0.5, clip=1e-4, adversarial=1.0, iterations=2, fakes=4,
             public_iterations=2, published_iterations=8, published_batch=64, published_clip=1e-4,
         )  # fmt: skip
 
@@ -175,7 +175,7 @@ class DPAF(Method):
                 self.public,
                 front,
                 generator if self.transfer == "both" else None,
-                batch=self.batch,
+                batch=self.fakes * classes,
                 iterations=self.public_iterations,
             )
         if self.variant == "published":
@@ -212,9 +212,11 @@ class DPAF(Method):
         for step in curator.steps(_TRAIN, keep=game.keep):
             answer = step.noisy_sum(_AGGREGATE, features, bound=1.0, by_class=True)
             aggregate.add(answer, rate=self.rate)
+            game.target = aggregate.means
             game.learn(step, answer, noise)
             if (step.index + 1) % self.critic == 0:
                 game.improve((step.index + 1) // self.critic - 1)
+        game.target = aggregate.means
         # The answers stay; learning from them can go on for as long as one likes.
         for number in curator.track(range(self.iterations), "generator", self.iterations):
             game.improve(self.steps // self.critic + number)
@@ -261,13 +263,14 @@ class _Game:
         self.method, self.generator, self.front, self.back, self.aggregate = method, generator, front, back, aggregate
         self.classes = len(aggregate.get_buffer("total"))
         device = aggregate.get_buffer("total").device
-        self.labels = torch.arange(self.classes, device=device).repeat_interleave(max(2, method.batch // self.classes))
+        self.labels = torch.arange(self.classes, device=device).repeat_interleave(method.fakes)
         self.generator_optimizer = torch.optim.Adam(generator.parameters(), lr=method.learning_rate, betas=(0.5, 0.99))
         rate = method.discriminator_learning_rate
         self.back_optimizer = torch.optim.Adam(back.parameters(), lr=rate, betas=(0.5, 0.99))
         learning = [p for p in front.parameters() if p.requires_grad]
         self.front_optimizer = torch.optim.Adam(learning, lr=rate, betas=(0.5, 0.99)) if learning else None
         self.waiting: NoisyGradient | None = None
+        self.target = aggregate.means
 
     @property
     def keep(self) -> dict[str, Any]:
@@ -304,7 +307,7 @@ class _Game:
             return
         if method.matching:
             # The front learns features in which the two differ: the loss is −|real − fake|².
-            apart = 2.0 * method.matching * (self.aggregate.means - vectors.mean(1))
+            apart = 2.0 * method.matching * (self.target - vectors.mean(1))
             toward_real, toward_fake = toward_real - apart, toward_fake + apart
         size = torch.sqrt(toward_real.square().sum() + toward_fake.square().sum()).clamp(min=1e-30)
         self._turn(step, toward_real / size, toward_fake / size, fakes)
@@ -343,7 +346,7 @@ class _Game:
         loss = vectors.new_zeros(())
         if method.matching:
             grouped = vectors.view(self.classes, -1, self.front.length)
-            loss = method.matching * distance(grouped, self.aggregate.means)
+            loss = method.matching * distance(grouped, self.target)
         if method.adversarial:
             believed = self.back(self.front.last_maps(vectors), self.labels)
             loss = loss + method.adversarial * F.softplus(-believed).mean()
