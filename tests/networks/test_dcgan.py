@@ -15,7 +15,7 @@ def test_a_constant_map_becomes_zeros_and_any_other_has_norm_p() -> None:
     assert torch.equal(normal[0, 0], torch.zeros(5, 5)) and torch.equal(normal[1, 1], torch.zeros(5, 5))
     lengths = normal.flatten(2).norm(dim=2)
     assert float(lengths.max()) <= 5.0
-    torch.testing.assert_close(lengths[2], torch.full((2,), 5.0), rtol=1e-2, atol=0)
+    torch.testing.assert_close(lengths[2], torch.full((2,), 5.0), rtol=2e-2, atol=0)
 
 
 def test_the_normalisation_has_a_slope_everywhere() -> None:

@@ -19,10 +19,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """The tempered sigmoid of the paper's ablation is tanh."""
 
 
-def simplified_instance_norm(maps: Tensor, *, least: float = 1e-4) -> Tensor:
+def simplified_instance_norm(maps: Tensor, *, least: float = 0.01) -> Tensor:
     """Each p×p map less its mean, divided by its deviation: a vector of norm at most p.
 
-    ``least`` under the root is what makes a constant map zeros; rounding would make it anything, or NaN.
+    ``least`` under the root is what makes a constant map zeros; rounding would make it anything, or NaN. It also keeps
+    the slope at a nearly constant map small: a young generator's images are all grey, and must find their way out.
     """
     centred = maps - maps.mean((2, 3), keepdim=True)
     return centred / torch.sqrt(centred.square().mean((2, 3), keepdim=True) + least)
@@ -137,7 +138,8 @@ class Front(nn.Module):
             parts.append(self.part * values / math.sqrt(values.shape[1]))
         if self.pairs:
             values = F.adaptive_avg_pool2d(_pixels(images), self.pairs).flatten(1)
-            values = values / torch.sqrt(values.square().sum(1, keepdim=True) + 1e-4)
+            # Not divided by their norm alone: at a grey image, where it is 0, there would be no slope to follow.
+            values = values / torch.sqrt(values.square().sum(1, keepdim=True) + 0.1 * values.shape[1])
             parts.append(self.pair_part * (values[:, :, None] * values[:, None, :]).flatten(1))
         parts.append(torch.full_like(parts[0][:, :1], self.count))
         return torch.cat(parts, dim=1)
