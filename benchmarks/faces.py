@@ -4,6 +4,7 @@ r"""Certified faces and clothes: fresh trainings of any method for each data set
         --data hair=TRAIN.parquet,TEST.parquet:hair \
         --task "dpaf gender 10" --task "dpaf hair 1" --trainings 3 --together 8 --out OUT
     python benchmarks/faces.py --data digits=DIR --task "dpaf digits 10 iterations=1000" --protocol sinkhorn --out OUT
+    python benchmarks/faces.py --data digits=drawn:5000 --task "dpaf digits 10 gradient_share=0.5" --out OUT
 
 A --task is a method, a data set, an ε (0: none, for a variant that needs the raw records) and settings of the method;
 ``real`` in place of a method measures the ceiling, a classifier trained on the real training set. Every training is
@@ -29,6 +30,7 @@ import numpy as np
 import torch
 
 from sfumato.data import PrivateImages, PublicImages
+from sfumato.data.digits import draw_digits
 from sfumato.evaluation.classifiers import Learned, learn, score
 from sfumato.evaluation.measurement import NOTICE
 from sfumato.evaluation.protocols import protocol_named
@@ -56,8 +58,12 @@ class Task:
 
 
 def collection(source: str, size: int | None) -> tuple[PublicImages, PublicImages]:
-    """Train and test split of ``DIR`` or ``TRAIN,TEST``, with ``:column`` where a table has several labels."""
+    """Train and test split of ``DIR`` or ``TRAIN,TEST``, ``:column`` naming the label of a table; or drawn."""
     paths, _, label = source.partition(":")
+    if paths == "drawn":
+        sets = (draw_digits(int(label), seed=seed) for seed in (0, 1))
+        train_set, test_set = (PublicImages(one.pixels, one.labels, one.classes) for one in sets)
+        return train_set, test_set
     train, _, test = paths.partition(",")
     options: dict[str, Any] = {"size": size, "unlabelled": "leave out", **({"label_column": label} if label else {})}
     return PublicImages.read(train, split="train", **options), PublicImages.read(test or train, split="test", **options)

@@ -83,7 +83,7 @@ def test_pairs_know_how_pixels_vary_together() -> None:
     )
     labels = torch.zeros(2, dtype=torch.int64)
     front = Front((1, 8, 8), 1, layers=(1, 0), width=2, maps=2, coarse=2, pairs=2)
-    difference = (front(alike, labels) - front(unlike, labels)).mean(0)
+    difference = (front(alike, labels) - front(unlike, labels)).mean(0).detach()
     coarse = slice(front.length - 1 - 16 - 4, front.length - 1 - 16)
     assert float(difference[coarse].abs().max()) < 1e-6
     assert float(difference[coarse.stop : -1].abs().max()) > 0.1

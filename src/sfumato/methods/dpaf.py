@@ -58,7 +58,7 @@ class DPAF(Method):
     label_plane: bool = True
     activation: str = "leaky relu"
     code: int = 100
-    generator_width: int = 32
+    generator_width: int = 16
     # Questions
     rate: float = 1.0
     steps: int = 1
