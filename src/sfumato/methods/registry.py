@@ -11,6 +11,7 @@ METHODS: dict[str, str] = {
     "dp-lflow": "sfumato.methods.dp_lflow:DPLFlow",
     "dp-merf": "sfumato.methods.dp_merf:DPMERF",
     "dp2-vae": "sfumato.methods.dp2_vae:DP2VAE",
+    "dpaf": "sfumato.methods.dpaf:DPAF",
     "dppm": "sfumato.methods.dppm:DPPM",
 }
 

@@ -1,6 +1,7 @@
 """Sums of per-example clipped gradients: ``clipped_sum(model, loss, batch, clip)``."""
 
 from sfumato.privacy.gradients.batch import Batch, Loss
+from sfumato.privacy.gradients.compression import Compressed
 from sfumato.privacy.gradients.engine import clipped_sum
 from sfumato.privacy.gradients.groups import Clip, groups_of
 from sfumato.privacy.gradients.per_class import PerClass
@@ -10,6 +11,7 @@ from sfumato.privacy.gradients.refusal import Refused
 __all__ = [
     "Batch",
     "Clip",
+    "Compressed",
     "Loss",
     "PerClass",
     "Refused",

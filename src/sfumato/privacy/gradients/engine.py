@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.privacy.gradients.batch import Batch, Loss
+from sfumato.privacy.gradients.compression import Compressed
 from sfumato.privacy.gradients.groups import Clip, groups_of
 from sfumato.privacy.gradients.mixing import refuse_mixing
 from sfumato.privacy.gradients.passes import Books, Functional, Groups, Loop, Pass
@@ -60,7 +61,8 @@ def clipped_sum(
         raise ValueError(f"a chunk must hold at least one unit, not {chunk}")
     groups = groups_of(model, clip)
     refuse_mixing(model)
-    engine = _Engine(model, loss, groups, batch, chunk=chunk, stacked=stacked)
+    compression = clip if isinstance(clip, Compressed) else None
+    engine = _Engine(model, loss, groups, batch, chunk=chunk, stacked=stacked, compression=compression)
     total: dict[str, Tensor] = {}
     start = 0
     while start < batch.units:
@@ -81,14 +83,26 @@ def _key(loss: Loss, batch: Batch) -> tuple[object, ...]:
 
 class _Engine:
     def __init__(
-        self, model: nn.Module, loss: Loss, groups: Groups, batch: Batch, *, chunk: int | None, stacked: bool | None
+        self,
+        model: nn.Module,
+        loss: Loss,
+        groups: Groups,
+        batch: Batch,
+        *,
+        chunk: int | None,
+        stacked: bool | None,
+        compression: Compressed | None = None,
     ) -> None:
-        self.model, self.loss, self.groups = model, loss, groups
+        self.model, self.loss, self.groups, self.compression = model, loss, groups, compression
         self.trainable: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if stacked is None:
             stacked = batch.images.device.type == "cuda"
         self.stacked = stacked and isinstance(model, PerClass) and len(model) > 1 and model.stackable()
-        self.known = _known.setdefault(model, {}).setdefault((*_key(loss, batch), self.stacked), _Known())
+        self.known = _known.setdefault(model, {}).setdefault(
+            (*_key(loss, batch), self.stacked, compression is not None), _Known()
+        )
+        if compression is not None:
+            self.known.unseen = "only a whole gradient can be compressed"
         if self.known.tied is None:
             names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
             self.known.tied = len(names) > len(list(model.parameters()))
@@ -196,11 +210,11 @@ class _Engine:
                     "row's loss depend on that row, the model and `random` alone"
                 )
             self.known.functional = True
-        return self._traced(batch)
+        return self._traced(batch, self.compression)
 
-    def _traced(self, batch: Batch) -> Functional:
+    def _traced(self, batch: Batch, compression: Compressed | None = None) -> Functional:
         try:
-            return Functional(self.model, self.loss, batch, self.groups)
+            return Functional(self.model, self.loss, batch, self.groups, compression)
         except (Refused, torch.OutOfMemoryError):
             raise
         except (RuntimeError, TypeError, AttributeError, NotImplementedError, ValueError) as error:

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from sfumato.privacy.gradients.compression import Compressed
 from sfumato.privacy.gradients.per_class import PerClass
 
-Clip = float | Mapping[str, float]
-"""One clip norm for the whole model, or one for each group, named by the start of its parameters' names."""
+Clip = float | Mapping[str, float] | Compressed
+"""One clip norm for the whole model, or one for each group, named by the start of its parameters' names; either may
+come after a compression."""
 
 
 def groups_of(model: nn.Module, clip: Clip) -> dict[str, tuple[float, list[str]]]:
@@ -18,6 +20,8 @@ def groups_of(model: nn.Module, clip: Clip) -> dict[str, tuple[float, list[str]]
 
     The groups of a ``PerClass`` are named as in one of its models and hold that part of all of them.
     """
+    if isinstance(clip, Compressed):
+        clip = clip.clip
     clips = dict(clip) if isinstance(clip, Mapping) else {"": float(clip)}
     for name, norm in clips.items():
         if not (math.isfinite(norm) and norm > 0):

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.privacy.gradients.batch import Batch, Loss
+from sfumato.privacy.gradients.compression import Compressed
 from sfumato.privacy.gradients.groups import Clip, groups_of
-from sfumato.privacy.gradients.per_class import losses
+from sfumato.privacy.gradients.per_class import PerClass, losses
 
 MARGIN = 1e-6
 """float32 rounds the scaled vector; the clip aims this much lower so that what is summed stays inside the ball."""
@@ -34,6 +35,8 @@ def clipped_sum(model: nn.Module, loss: Loss, batch: Batch, clip: Clip) -> dict[
     total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
     for unit in range(batch.units):
         vectors = unit_gradient(model, loss, batch.take(unit, unit + 1))
+        if isinstance(clip, Compressed):
+            vectors = _compressed(clip, vectors, per_class=isinstance(model, PerClass))
         norms = {
             group: torch.sqrt(torch.stack([vectors[name].square().sum() for name in names]).sum())
             for group, (_, names) in groups.items()
@@ -45,3 +48,12 @@ def clipped_sum(model: nn.Module, loss: Loss, batch: Batch, clip: Clip) -> dict[
             for name in names:
                 total[name] += vectors[name] * factor
     return total
+
+
+def _compressed(compression: Compressed, vectors: dict[str, Tensor], *, per_class: bool) -> dict[str, Tensor]:
+    """One unit's gradient; of class models each class's part by itself, as the faster way does it."""
+    owners: dict[str, dict[str, Tensor]] = {}
+    for name, vector in vectors.items():
+        owner = name.split(".")[1] if per_class else ""
+        owners.setdefault(owner, {})[name] = vector[None]
+    return {name: vector[0] for own in owners.values() for name, vector in compression(own).items()}

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from sfumato.privacy.gradients import layers as _layers  # noqa: F401  (enters the layer rules)
 from sfumato.privacy.gradients.batch import Batch, Loss
+from sfumato.privacy.gradients.compression import Compressed
 from sfumato.privacy.gradients.contribution import Contribution, Norms, Several, gather, lengths
 from sfumato.privacy.gradients.loop import unit_gradient
 from sfumato.privacy.gradients.per_class import Part, parts
@@ -196,12 +197,16 @@ def _record(part: Part, loss: Loss, *, trainable: dict[str, Tensor], tied: bool)
 class Functional(Pass):
     """``torch.func``: every unit's gradient at once, whole. For graphs the books do not understand."""
 
-    def __init__(self, model: nn.Module, loss: Loss, batch: Batch, groups: Groups) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, batch: Batch, groups: Groups, compression: Compressed | None = None
+    ) -> None:
         self._group = _index(groups)
         self.squared = torch.zeros((len(groups), batch.units), dtype=torch.float64, device=batch.weights.device)
         self._parts: list[tuple[Part, dict[str, Tensor]]] = []
         for part in parts(model, batch, stacked=False):
             gradients = _gradients(part, loss)
+            if compression is not None:
+                gradients = compression(gradients)
             self._parts.append((part, gradients))
             for name, gradient in gradients.items():
                 group = self._group[part.prefixes[0] + name]
