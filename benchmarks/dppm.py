@@ -38,6 +38,7 @@ from sfumato.data.digits import draw_digits
 from sfumato.data.images import Images, PrivateImages, read
 from sfumato.evaluation.classifiers import CNN, Recipe, learn, score
 from sfumato.methods.dppm import DPPM
+from sfumato.methods.judge import Judged
 from sfumato.networks.score import ScoreNetwork
 from sfumato.privacy import AnyBudget, Budget, NoGuarantee
 from sfumato.privacy.gradients import Batch, clipped_sum
@@ -127,14 +128,14 @@ def judge(task: Task) -> list[dict[str, Any]]:
         "records": len(train.pixels),
         "training_seconds": seconds,
     }
-    if isinstance(release.model, torch.nn.ModuleDict) and "judge" in release.model:
+    if isinstance(release.model, Judged):
         about["judge"] = 100 * _right(release, test, task.device)
     return [{**about, **_drawn(task, method, release, change, test)} for change in task.samplers]
 
 
 def _right(release: Release, test: Images, device: str) -> float:
     """How often the private judge is right about real images."""
-    network = release.model["judge"].to(device)  # type: ignore[index]
+    network = release.model.judge.to(device)
     with torch.no_grad():
         parts = torch.as_tensor(test.pixels).split(2000)
         found = torch.cat([network(part.to(device).float() / 255).argmax(1).cpu() for part in parts])
@@ -168,7 +169,7 @@ def step(task: Task) -> list[dict[str, Any]]:
     train, _ = task.collection()
     units = 24 if task.tiny else round(method.rate * len(train.pixels))
     shape: tuple[int, int, int] = train.pixels.shape[1:]
-    model = method.build(shape, len(train.classes)).to(device)["score"]  # type: ignore[index]
+    model = method.build(shape, len(train.classes)).to(device).generator
     if not isinstance(model, ScoreNetwork):
         raise SystemExit("the private step is that of the certified variant")
     ids = torch.arange(units * method.draws, device=device) // method.draws

@@ -186,7 +186,7 @@ def test_sliced_loss_is_the_formula() -> None:
 def test_the_start_knows_means_and_counts_and_covariances() -> None:
     method = replace(DPPM.small(), rate=0.5, mean_size=1.0, spread=0.9, frequencies=6, learning_rate=0.0)
     release = method.fit(digits(200), Budget(300.0, 1e-5), seed=0)
-    gaussians = release.model["score"].gaussians  # type: ignore[index]
+    gaussians = release.model.generator.gaussians
     upright, lying = (gaussians.means[:, 0] + 1) / 2
     assert float(upright[:, 5:7].mean()) > 0.7 > 0.5 > float(upright[2:10, :3].mean())
     assert float(lying[5:7].mean()) > 0.7
@@ -198,7 +198,7 @@ def test_the_start_knows_means_and_counts_and_covariances() -> None:
 def test_the_judge_tells_upright_from_lying_and_sends_back_what_it_doubts() -> None:
     method = replace(DPPM.small(), rate=0.5, judge_steps=20, redraws=5)
     release = method.fit(digits(200), Budget(100.0, 1e-5), seed=0)
-    judge = release.model["judge"]  # type: ignore[index]
+    judge = release.model.judge
     images, labels = torch.as_tensor(digits()._pixels).float() / 255, torch.as_tensor(digits()._labels)
     assert float((judge(images).argmax(1) == labels).double().mean()) > 0.9
     agreed = []
@@ -214,8 +214,8 @@ def test_training_lowers_the_loss_and_the_average_follows() -> None:
     method = replace(DPPM.small(), steps=40, learning_rate=0.01, clip=0.1, average=0.8, **options)  # type: ignore[arg-type]
     images, labels = (torch.as_tensor(a) for a in (digits()._pixels, digits()._labels))
     clean = 2.0 * images.float() / 255 - 1
-    trained = method.fit(digits(), Budget(1000.0, 1e-5), seed=0).model["score"]  # type: ignore[index]
-    fresh = method.build((1, 12, 12), 2)["score"]  # type: ignore[index]
+    trained = method.fit(digits(), Budget(1000.0, 1e-5), seed=0).model.generator
+    fresh = method.build((1, 12, 12), 2).generator
     fresh.gaussians.load_state_dict(trained.gaussians.state_dict())
 
     def error(model: ScoreNetwork) -> float:
@@ -232,7 +232,7 @@ def test_half_precision_keeps_the_clip() -> None:
     """Autocast runs inside the loss, where the engine sees it and leaves the room that bfloat16 needs."""
     torch.manual_seed(8)
     method = replace(DPPM.small(), half_precision=True, clip=0.02)
-    model = method.build((1, 12, 12), 2)["score"]  # type: ignore[index]
+    model = method.build((1, 12, 12), 2).generator
     images, labels = torch.as_tensor(digits()._pixels).float() / 255, torch.as_tensor(digits()._labels)
     ids = torch.arange(16) // 2
     draws = Randomness(0).draws(ids, torch.arange(16) % 2, "test")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from sfumato.methods import shared_encoders
 from sfumato.methods.base import Method, Shape
 from sfumato.methods.posteriors import Decoding, Generator, LinearEncoder, decoding, moments, refined
+from sfumato.methods.settling import follow, settled
 from sfumato.networks.variational import Autoencoding, Decoder, Encoder, channels_of, drawn, reconstruction
 from sfumato.privacy import Block, Budget, Counts, Curator, NoisyGradient, NoisySums, Plan, Step
 from sfumato.privacy.gradients import PerClass
@@ -191,10 +191,12 @@ class DP2VAE(Method):
     ) -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate, fused=True)
         for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer, "average": average}):
-            optimizer.param_groups[0]["lr"] = self.learning_rate * self._share(step.index)
+            optimizer.param_groups[0]["lr"] = self.learning_rate * settled(
+                step.index / self.steps, final=self.final_learning_rate
+            )
             # Adam does not see the scale; the clip is public and makes it one.
             (ask(step) / self.clip).apply(optimizer)
-            self._average(average, model, step.index)
+            follow(average, model, index=step.index, memory=self.averaging)
 
     def _shards(self, curator: Curator, model: Generator) -> Callable[[Step], NoisyGradient]:
         """Every shard whose coin came up trains its own encoder a little; then its rows give one gradient together."""
@@ -263,18 +265,6 @@ class DP2VAE(Method):
         posterior = memory[:, :-1].unflatten(1, (2, self.code))
         code = drawn(posterior, random.normal("latent", self.code))
         return reconstruction(model(code, labels), images)
-
-    def _share(self, index: int) -> float:
-        """Half a cosine from 1 to ``final_learning_rate``: noise weighs less at the end."""
-        return self.final_learning_rate + (1 - self.final_learning_rate) * 0.5 * (
-            1 + math.cos(math.pi * index / self.steps)
-        )
-
-    def _average(self, average: nn.Module, model: nn.Module, index: int) -> None:
-        """An exponential average of the weights, over fewer steps while there are few."""
-        decay = min(self.averaging, (1 + index) / (10 + index))
-        with torch.no_grad():
-            torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         if not isinstance(model, Generator):

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.methods.base import Method, Shape
+from sfumato.methods.judge import Judged, judge_event, redrawn, train_judge
+from sfumato.methods.settling import follow, settled
 from sfumato.networks.autoencoders import Autoencoder
 from sfumato.networks.flows import RealNVP
+from sfumato.networks.wavelets import Judge
 from sfumato.privacy import Block, Counts, Curator, NoisySums
 from sfumato.privacy.gradients import PerClass
 from sfumato.privacy.randomness import Draws
@@ -48,12 +51,12 @@ class LatentFlow(nn.Module):
 class DPLFlow(Method):
     """A latent flow for each class (Jiang and Sun, TMLR 2023).
 
-    Guarantee: noisy class counts, then ``steps`` noisy sums over Poisson batches; a unit's gradient is clipped in two
-    groups, autoencoder and flow, which share one event. Adding or removing one unit. The models of all classes are
-    one model, and a unit moves the slice of its own class.
+    Guarantee: noisy class counts, ``judge_steps`` noisy sums for a judge, then ``steps`` noisy sums over Poisson
+    batches; a unit's gradient is clipped in two groups, autoencoder and flow, which share one event. Adding or
+    removing one unit. The models of all classes are one model, and a unit moves the slice of its own class.
     Differs from the paper: both clips are paid for, batches come from coins, class sizes are noisy; the average of
-    the weights over the last steps is released; ``latent_noise``, ``temperature`` and the learning rates' decay are
-    ours. The ``published`` variant takes the noise from the claim and gets the ε that it really has.
+    the weights over the last steps is released; the judge, ``latent_noise``, ``temperature`` and the learning rates'
+    decay are ours. The ``published`` variant takes the noise from the claim and gets the ε that it really has.
 
     >>> plan = DPLFlow(rate=0.1, steps=300).plan(Budget(epsilon=10, delta=1e-5))
     >>> 1.11 < plan.event("training").noise_multiplier < 1.14
@@ -83,7 +86,11 @@ class DPLFlow(Method):
     learning_rate_flow: float = 0.005
     final_learning_rate: float = 0.3
     averaging: float = 0.9
-    count_noise: float = 50.0
+    count_noise: float = 100.0
+    judge_steps: int = 100
+    judge_noise: float = 6.0
+    judge_learning_rate: float = 30.0
+    redraws: int = 3
     claimed_epsilon: float = 10.0
     temperature: float = 1.15
     sharpness: float = 0.0
@@ -104,7 +111,7 @@ class DPLFlow(Method):
         rate, steps = (0.9, 3) if variant == "published" else (0.6, 2)
         return cls(
             variant=variant, rate=rate, steps=steps, code=4, width=2, couplings=1, hidden=4, averaging=0.5,
-            count_noise=5.0, claimed_epsilon=1.0,
+            count_noise=5.0, judge_steps=2, claimed_epsilon=1.0,
         )  # fmt: skip
 
     @classmethod
@@ -122,17 +129,26 @@ class DPLFlow(Method):
         if self.variant == "published":
             # Noise of σ·C on each of two groups of clip C: the joint sum moves by √2·C, so σ/√2 is what was paid.
             gradient = Block("gradient", _CLAIMS[self.claimed_epsilon] / math.sqrt(_GROUPS), fixed=True)
-        return (
-            NoisySums(_COUNTS, (Block(_COUNTS, self.count_noise, fixed=True),)),
-            NoisySums(_TRAIN, (gradient,), rate=self.rate, steps=self.steps),
-        )
+        counts = NoisySums(_COUNTS, (Block(_COUNTS, self.count_noise, fixed=True),))
+        train = NoisySums(_TRAIN, (gradient,), rate=self.rate, steps=self.steps)
+        if not self._judged:
+            return counts, train
+        return counts, judge_event(rate=self.rate, steps=self.judge_steps, noise_multiplier=self.judge_noise), train
+
+    @property
+    def _judged(self) -> bool:
+        return self.judge_steps > 0 and self.variant != "published"
 
     def claim(self) -> dict[str, Any] | None:
         if self.variant != "published" or (self.rate, self.steps) != (0.1, 300):
             return None
         return {"epsilon": self.claimed_epsilon, "delta": 1e-5, "by": self.paper}
 
-    def build(self, shape: Shape, classes: int) -> PerClass | LatentFlow:
+    def build(self, shape: Shape, classes: int) -> nn.Module:
+        models = self._models(shape, classes)
+        return Judged(models, Judge(shape, classes)) if self._judged else models
+
+    def _models(self, shape: Shape, classes: int) -> PerClass | LatentFlow:
         def latent_flow(labels: int) -> LatentFlow:
             return LatentFlow(
                 shape, code=self.code, width=self.width, couplings=self.couplings, hidden=self.hidden, labels=labels
@@ -145,18 +161,23 @@ class DPLFlow(Method):
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts]:
         classes = len(curator.classes)
         counts = curator.noisy_histogram(_COUNTS)
-        model = self.build(curator.shape, classes).to(curator.device)
+        released = self.build(curator.shape, classes).to(curator.device).requires_grad_(False)
+        average = released.generator if isinstance(released, Judged) else released
+        if isinstance(released, Judged):
+            released.judge.requires_grad_(True)
+            batch = self.rate * counts.total
+            train_judge(curator, released.judge, batch=batch, learning_rate=self.judge_learning_rate)
+        model = self._models(curator.shape, classes).to(curator.device)
+        model.load_state_dict(average.state_dict())
         optimizer = self._optimizer(model)
-        average = self.build(curator.shape, classes).to(curator.device).requires_grad_(False)
-        average.load_state_dict(model.state_dict())
         clip = {"autoencoder": self.clip_autoencoder, "flow": self.clip_flow}
         for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer, "average": average}):
             self._set_learning_rates(optimizer, step.index / self.steps)
             gradient = step.noisy_gradient("gradient", model, self.loss, clip=clip, draws=self.draws)
             # Adam does not care how large a gradient is: the sum does as well as the mean over a class.
             gradient.apply(optimizer)
-            self._average(average, model, step.index)
-        return average, counts
+            follow(average, model, index=step.index, memory=self.averaging)
+        return released, counts
 
     def _optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         flow = [p for name, p in model.named_parameters() if "flow" in name.split(".")]
@@ -169,15 +190,8 @@ class DPLFlow(Method):
             fused=True,
         )
 
-    def _average(self, average: nn.Module, model: nn.Module, index: int) -> None:
-        """An exponential average of the weights, over fewer steps while there are few."""
-        decay = min(self.averaging, (1 + index) / (10 + index))
-        with torch.no_grad():
-            torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
-
     def _set_learning_rates(self, optimizer: torch.optim.Optimizer, done: float) -> None:
-        """Half a cosine from 1 to ``final_learning_rate`` times the first rates: noise weighs less at the end."""
-        share = self.final_learning_rate + (1 - self.final_learning_rate) * 0.5 * (1 + math.cos(math.pi * done))
+        share = settled(done, final=self.final_learning_rate)
         rates = (self.learning_rate_autoencoder, self.learning_rate_flow)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = share * rate
@@ -191,18 +205,27 @@ class DPLFlow(Method):
         return self.reconstruction * pixels.flatten(1).mean(1) - model.flow.log_density(code, labels)
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        if isinstance(model, PerClass):
-            parts = [
-                _latent_flow(model[int(label)]).draw(labels[labels == label], temperature=self.temperature)
-                for label in labels.unique()
-            ]
-            images = torch.cat(parts)[labels.argsort(stable=True).argsort()]  # in the order of the labels again
-        else:
-            images = _latent_flow(model).draw(labels, temperature=self.temperature)
-        return sharpened(images, self.sharpness) if self.sharpness else images
+        def draw(labels: Tensor) -> Tensor:
+            images = self._draw(model.generator if isinstance(model, Judged) else model, labels)
+            return sharpened(images, self.sharpness) if self.sharpness else images
+
+        if not isinstance(model, Judged):
+            return draw(labels)
+        return redrawn(draw, model.judge, labels, redraws=self.redraws)
+
+    def _draw(self, model: nn.Module, labels: Tensor) -> Tensor:
+        if not isinstance(model, PerClass):
+            return _latent_flow(model).draw(labels, temperature=self.temperature)
+        parts = [
+            _latent_flow(model[int(label)]).draw(labels[labels == label], temperature=self.temperature)
+            for label in labels.unique()
+        ]
+        return torch.cat(parts)[labels.argsort(stable=True).argsort()]  # in the order of the labels again
 
     def density(self, model: nn.Module, images: Tensor) -> Tensor:
         """The exact log-density of each image's code under each class, ``[images, classes]``."""
+        if isinstance(model, Judged):
+            return self.density(model.generator, images)
         if isinstance(model, PerClass):
             return torch.stack([_latent_flow(inner).log_density(images) for inner in model.models], dim=1)
         single = _latent_flow(model)

@@ -14,6 +14,8 @@ from torch.func import jvp
 
 from sfumato.methods.base import Method, Shape
 from sfumato.methods.hamiltonian import Kinetic, hamiltonian, heun, noise_levels
+from sfumato.methods.judge import Judged, judge_event, redrawn, train_judge
+from sfumato.methods.settling import follow, settled
 from sfumato.networks.gaussians import ClassGaussians, column
 from sfumato.networks.refinenet import RefineNet
 from sfumato.networks.score import ScoreNetwork
@@ -22,7 +24,6 @@ from sfumato.privacy import Block, Counts, Curator, Draws, NoisySums
 
 _MEANS = "class means"
 _SHAPES = "class covariances"
-_JUDGE = "judge"
 _TRAIN = "train"
 _GRADIENT = "gradient"
 _COUNT_SHARE = 0.25  # of the bound on an image goes to the one that counts it
@@ -134,7 +135,7 @@ class DPPM(Method):
         if self.covariance_noise > 0:
             events.append(NoisySums(_SHAPES, (Block(_SHAPES, self.covariance_noise),)))
         if self.judge_steps:
-            events.append(NoisySums(_JUDGE, (Block(_GRADIENT),), rate=self.rate, steps=self.judge_steps))
+            events.append(judge_event(rate=self.rate, steps=self.judge_steps))
         return (*events, NoisySums(_TRAIN, (Block(_GRADIENT),), rate=self.rate, steps=self.steps))
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
@@ -142,16 +143,18 @@ class DPPM(Method):
             return RefineNet(shape, classes, width=self.width)
         sizes = {"width": self.width, "coarsest": self.coarsest, "patch": self.patch, "frequencies": self.frequencies}
         score = ScoreNetwork(shape, classes, spread=self.spread, **sizes)
-        return nn.ModuleDict({"score": score, "judge": Judge(shape, classes)} if self.judge_steps else {"score": score})
+        return Judged(score, Judge(shape, classes)) if self.judge_steps else score
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
         released = self.build(curator.shape, len(curator.classes)).to(curator.device)
         if isinstance(released, RefineNet):
             return self._as_published(curator, released), None
-        counts = self._start(curator, released["score"].gaussians)  # type: ignore[index]
-        if self.judge_steps:
-            self._judge(curator, released["judge"], counts)  # type: ignore[index]
-        self._train(curator, released["score"])  # type: ignore[index]
+        score = _score(released)
+        counts = self._start(curator, score.gaussians)
+        if isinstance(released, Judged):
+            batch = self.rate * counts.total
+            train_judge(curator, released.judge, batch=batch, learning_rate=self.judge_learning_rate)
+        self._train(curator, score)
         return released, counts
 
     def _start(self, curator: Curator, gaussians: ClassGaussians) -> Counts:
@@ -192,29 +195,16 @@ class DPPM(Method):
         gaussians.learn(moments, total[:, -1], sizes, deviation=deviation)
         return counts
 
-    def _judge(self, curator: Curator, judge: Judge, counts: Counts) -> None:
-        """A linear classifier by momentum; what is kept is a running average."""
-        average = deepcopy(judge)
-        optimizer = torch.optim.SGD(judge.parameters(), lr=self.judge_learning_rate, momentum=0.9)
-        keep = {"judge": judge, "average": average, "optimizer": optimizer}
-        for step in curator.steps(_JUDGE, keep=keep):
-            gradient = step.noisy_gradient(_GRADIENT, judge, judge_loss, clip=1.0)
-            (gradient / (self.rate * counts.total)).apply(optimizer)
-            _blend(average, judge, min(0.95, (1 + step.index) / (10 + step.index)))
-        judge.load_state_dict(average.state_dict())
-
     def _train(self, curator: Curator, model: ScoreNetwork) -> None:
         average = deepcopy(model)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         keep = {"model": model, "average": average, "optimizer": optimizer}
         for step in curator.steps(_TRAIN, keep=keep):
-            # Half a cosine, down to a tenth.
-            share = 0.55 + 0.45 * math.cos(math.pi * min(1.0, step.index / self.steps))
-            optimizer.param_groups[0]["lr"] = self.learning_rate * share
+            optimizer.param_groups[0]["lr"] = self.learning_rate * settled(step.index / self.steps, final=0.1)
             gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip=self.clip, draws=self.draws)
             # Adam does not see the scale; the clip is public and makes it one.
             (gradient / self.clip).apply(optimizer)
-            _blend(average, model, min(self.average, (1 + step.index) / (10 + step.index)))
+            follow(average, model, index=step.index, memory=self.average)
         model.load_state_dict(average.state_dict())
 
     # The loss of one row: its image at a noise level of its own
@@ -282,27 +272,10 @@ class DPPM(Method):
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         if isinstance(model, RefineNet):
             return self._draw(model, labels)
-        networks = cast(nn.ModuleDict, model)
-        score = cast(ScoreNetwork, networks["score"])
-        images = self._draw(score, labels)
-        if "judge" not in networks:
-            return images
-        belief, sure = self._opinion(networks, images, labels)
-        for _ in range(self.redraws):
-            doubted = (~sure).nonzero()[:, 0]
-            if not len(doubted):
-                break
-            again = self._draw(score, labels[doubted])
-            new, convinced = self._opinion(networks, again, labels[doubted])
-            better = new > belief[doubted]
-            place = doubted[better]
-            images[place], belief[place], sure[place] = again[better], new[better], convinced[better]
-        return images
-
-    def _opinion(self, networks: nn.ModuleDict, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """How far the judge believes each label, and whether it would have said the same."""
-        logits = networks["judge"](images)
-        return logits.log_softmax(1).gather(1, labels[:, None])[:, 0], logits.argmax(1) == labels
+        score = _score(model)
+        if not isinstance(model, Judged):
+            return self._draw(score, labels)
+        return redrawn(lambda some: self._draw(score, some), model.judge, labels, redraws=self.redraws)
 
     def _draw(self, network: ScoreNetwork | RefineNet, labels: Tensor) -> Tensor:
 
@@ -327,8 +300,11 @@ class DPPM(Method):
         return ((images + 1.0) / 2.0).clamp(0.0, 1.0)
 
 
-def judge_loss(model: Judge, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
-    return nn.functional.cross_entropy(model(torch.nan_to_num(images).clamp(0.0, 1.0)), labels, reduction="none")
+def _score(model: nn.Module) -> ScoreNetwork:
+    network = model.generator if isinstance(model, Judged) else model
+    if not isinstance(network, ScoreNetwork):
+        raise TypeError(f"a score network is needed, not {type(network).__name__}")
+    return network
 
 
 def respond(similarity: Tensor, *, neighbours: int, epsilon: float, uniform: Tensor) -> Tensor:
@@ -357,10 +333,3 @@ def sliced_loss(
 def _shortened(rows: Tensor, length: float) -> Tensor:
     """Rows that are longer are brought to this length."""
     return rows * (length / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1.0)
-
-
-def _blend(average: nn.Module, model: nn.Module, share: float) -> None:
-    """Move the average towards the model; buffers are equal and stay so."""
-    with torch.no_grad():
-        for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
-            slow.lerp_(fast, 1.0 - share)

@@ -1,0 +1,70 @@
+"""A private judge for any generator: a linear classifier on fixed wavelets, trained by DP-SGD.
+
+It costs little, because it has few parameters; a drawing that it would have given another label is drawn again. What it
+learned is released with the generator, so asking it is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.methods.settling import follow
+from sfumato.networks.wavelets import Judge
+from sfumato.privacy import Block, Curator, Draws, NoisySums
+
+_EVENT = "judge"
+_BLOCK = "gradient"
+
+
+class Judged(nn.Module):
+    """A generator and the judge of its drawings, as they are released together."""
+
+    def __init__(self, generator: nn.Module, judge: Judge) -> None:
+        super().__init__()
+        self.generator, self.judge = generator, judge
+
+
+def judge_event(*, rate: float, steps: int, noise_multiplier: float = 1.0) -> NoisySums:
+    """What a judge will ask; the noise is in proportion to the method's other questions."""
+    return NoisySums(_EVENT, (Block(_BLOCK, noise_multiplier),), rate=rate, steps=steps)
+
+
+def train_judge(curator: Curator, judge: Judge, *, batch: float, learning_rate: float) -> None:
+    """By momentum, on gradients clipped to 1; kept is a running average. ``batch`` is the public size of a batch."""
+    average = deepcopy(judge)
+    optimizer = torch.optim.SGD(judge.parameters(), lr=learning_rate, momentum=0.9)
+    for step in curator.steps(_EVENT, keep={"judge": judge, "average": average, "optimizer": optimizer}):
+        gradient = step.noisy_gradient(_BLOCK, judge, judge_loss, clip=1.0)
+        (gradient / batch).apply(optimizer)
+        follow(average, judge, index=step.index, memory=0.95)
+    judge.load_state_dict(average.state_dict())
+
+
+def judge_loss(model: Judge, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+    return nn.functional.cross_entropy(model(torch.nan_to_num(images).clamp(0.0, 1.0)), labels, reduction="none")
+
+
+def redrawn(draw: Callable[[Tensor], Tensor], judge: Judge, labels: Tensor, *, redraws: int) -> Tensor:
+    """``draw(labels)``, and up to ``redraws`` times again where the judge says another label; the best stays."""
+    images = draw(labels)
+    belief, sure = _opinion(judge, images, labels)
+    for _ in range(redraws):
+        doubted = (~sure).nonzero()[:, 0]
+        if not len(doubted):
+            break
+        again = draw(labels[doubted])
+        new, convinced = _opinion(judge, again, labels[doubted])
+        better = new > belief[doubted]
+        place = doubted[better]
+        images[place], belief[place], sure[place] = again[better], new[better], convinced[better]
+    return images
+
+
+def _opinion(judge: Judge, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """How far the judge believes each label, and whether it would have said the same."""
+    logits = judge(images)
+    return logits.log_softmax(1).gather(1, labels[:, None])[:, 0], logits.argmax(1) == labels
