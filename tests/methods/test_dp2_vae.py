@@ -82,7 +82,8 @@ def witness() -> PrivateRecords:
 
 
 def published(**changes: object) -> Replay:
-    settings: dict[str, object] = {"encoders": 1, "batch": 60, "iterations": 10, "published_rate": 0.2, **changes}
+    settings: dict[str, object] = {"encoders": 1, "iterations": 10, "published_rate": 0.2, "claimed_epsilon": 10.0}
+    settings |= changes
     method = replace(DP2VAE.small("published"), **settings)  # type: ignore[arg-type]
     return replay(method, witness(), budget=NoGuarantee(), units=[59])
 
