@@ -214,8 +214,8 @@ def test_training_lowers_the_loss_and_the_average_follows() -> None:
     method = replace(DPPM.small(), steps=40, learning_rate=0.01, clip=0.1, average=0.8, **options)  # type: ignore[arg-type]
     images, labels = (torch.as_tensor(a) for a in (digits()._pixels, digits()._labels))
     clean = 2.0 * images.float() / 255 - 1
-    trained = method.fit(digits(), Budget(1000.0, 1e-5), seed=0).model.generator
-    fresh = method.build((1, 12, 12), 2).generator
+    trained = method.fit(digits(), Budget(1000.0, 1e-5), seed=0).model
+    fresh = method.build((1, 12, 12), 2)
     fresh.gaussians.load_state_dict(trained.gaussians.state_dict())
 
     def error(model: ScoreNetwork) -> float:

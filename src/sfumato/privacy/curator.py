@@ -348,7 +348,8 @@ class Step:
         if self._event.shards is not None:
             self._probe(name, 3, state, lambda batch: check_shards(function, batch))
             for batch in self._batches(name, 1, state, chunk):
-                state._write(batch.owners, on_shards(function, batch))
+                if batch.owners is not None:
+                    state._write(batch.owners, on_shards(function, batch))
             return
         self._probe(name, 1, state, lambda batch: check_rows(function, batch))
         for batch in self._batches(name, 1, state, chunk):
