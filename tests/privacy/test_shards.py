@@ -78,7 +78,7 @@ def test_known_costs(noise: float, expected: float) -> None:
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.6, 0.99])
 @pytest.mark.parametrize("noise", [0.5, 1.7, 13.0])
 def test_half_the_noise_bounds_renyis_divergence_of_turning_around(rate: float, noise: float) -> None:
-    """(1 − q) N(0) + q N(+1) against (1 − q) N(0) + q N(−1) is no further apart than (1 − q) N(0) + q N(2) from N(0)."""
+    """(1 − q) N(0) + q N(+1) and (1 − q) N(0) + q N(−1) are no further apart than (1 − q) N(0) + q N(2) and N(0)."""
 
     def log_density(values: np.ndarray, mean: float) -> np.ndarray:
         gaussian = [-np.square(values - place) / (2 * noise**2) for place in (0.0, mean)]
