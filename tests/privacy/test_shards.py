@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -105,7 +106,8 @@ def test_a_ledger_with_shards_is_counted_whole_under_replacement() -> None:
 
 
 def test_huge_costs_are_answered_too() -> None:
-    assert epsilon([event(0.02, rate=0.5, steps=100, shards=3)], 1e-5) > 1000
+    """Nothing proved is left to compute with up there."""
+    assert epsilon([event(0.02, rate=0.5, steps=100, shards=3)], 1e-5) == math.inf
 
 
 def test_a_units_shard_is_its_own_affair() -> None:
