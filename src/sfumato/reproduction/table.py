@@ -1,0 +1,100 @@
+"""An entry's result as text: for each number the paper's, ours, the ε that the paper claims, and the ε that hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+HEADINGS = ("data", "setting", "measure", "paper", "ours", "paper's ε", "… holds at", "our ε")
+
+
+def lines(result: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """One line for each number, in the order of ``HEADINGS``."""
+    for row in result["rows"]:
+        data = row["data"] if row["records"] is None else f"{row['data']}, {row['records']} records"
+        values = row["values"] or {"–": {"paper": None, "paper_std": None, "mean": None, "std": None}}
+        for name, value in values.items():
+            ours = number(value["mean"], value["std"]) if value["mean"] is not None else _absent(row)
+            yield (
+                data,
+                row["setting"],
+                name,
+                number(value["paper"], value["paper_std"]),
+                ours,
+                row["claimed"],
+                row["holds"],
+                _spent(row),
+            )
+
+
+def number(mean: float | None, deviation: float | None) -> str:
+    """Shares and distances of a model in three digits, the rest in one."""
+    if mean is None:
+        return "–"
+    digits = 3 if abs(mean) < 2 else 1
+    return f"{mean:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+
+
+def _absent(row: dict[str, Any]) -> str:
+    if row["missing"]:
+        return f"not run: {row['missing']}"
+    return "not measured" if row["ran"] else "–"
+
+
+def _spent(row: dict[str, Any]) -> str:
+    if not row["ran"]:
+        return "–"
+    return "none" if row["epsilon"] is None else f"{row['epsilon']:g}"
+
+
+def caption(result: dict[str, Any]) -> list[str]:
+    """What the numbers are of: how many records, steps, images and trainings; what stood in for what."""
+    size = result["size"]
+    found = []
+    if result["scale"] == "small":
+        limit = size["records_at_most"]
+        found.append(
+            f"SMALL SCALE: N is at most {limit:,} records, {size['images']:,} synthetic images, {size['trainings']} "
+            f"training{'s' * (size['trainings'] != 1)} of each, {_counts(result)}. It shows that the entry runs; no "
+            "match with the paper is claimed."
+        )
+    else:
+        found.append(
+            f"Mean ± standard deviation over {size['trainings']} training{'s' * (size['trainings'] != 1)}, "
+            f"{size['images']:,} synthetic images; {_counts(result)}."
+        )
+    found += sorted({f"{row['remark']}." for row in result["rows"] if row["remark"] and row["ran"]})
+    found += [f"FAILED: {name}: {reason}" for name, reason in result["failed"].items()]
+    return found
+
+
+def _counts(result: dict[str, Any]) -> str:
+    """The steps of each method; those that stay at a default they do not use are left out."""
+    found: dict[str, set[str]] = {}
+    for row in result["rows"]:
+        if row["ran"] and row["counts"]:
+            raw = row["variant"] == "published"
+            key = next((k for k in ("published_iterations", "iterations") if raw and k in row["counts"]), None)
+            key = key or next(iter(row["counts"]))
+            found.setdefault(f"{row['method']}", set()).add(f"{row['counts'][key]:,} {key.replace('_', ' ')}")
+    return (
+        "; ".join(f"{method} {' or '.join(sorted(texts))}" for method, texts in found.items()) or "nothing is trained"
+    )
+
+
+def print_result(result: dict[str, Any], console: Console) -> None:
+    table = Table(*HEADINGS[:3], title=f"{result['paper']} {result['entry']}: {result['title']}", title_justify="left")
+    for name in HEADINGS[3:]:
+        table.add_column(name, justify="right")
+    before: tuple[str, ...] = ("", "")
+    for line in lines(result):
+        shown = ("" if line[0] == before[0] else line[0], "" if line[:2] == before else line[1])
+        table.add_row(*shown, *line[2:])
+        before = line[:2]
+    console.print(table)
+    for text in caption(result):
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+    console.print(result["notice"], style="bold red", highlight=False, soft_wrap=True)
