@@ -278,6 +278,9 @@ class Step:
         names = [name for _, members in groups.values() for name in members]
         shapes = {name: tuple(parameters[name].shape) for name in names}
         answer = self._answer(block, parts, {"question": "gradient", "draws": draws, "shapes": shapes})
+        dtypes = {parameters[name].dtype for name in names}
+        if len(dtypes) == 1:
+            answer = answer.to(dtypes.pop())  # at once: a device starts slowly and runs fast
         pieces = answer.split([parameters[name].numel() for name in names])
         return NoisyGradient(
             model, {n: p.view(shapes[n]).to(parameters[n].dtype) for n, p in zip(names, pieces, strict=True)}
