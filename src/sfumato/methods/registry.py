@@ -10,6 +10,8 @@ from sfumato.methods.base import Method
 METHODS: dict[str, str] = {
     "dp-lflow": "sfumato.methods.dp_lflow:DPLFlow",
     "dp-merf": "sfumato.methods.dp_merf:DPMERF",
+    "dp-realnvp": "sfumato.methods.dp_realnvp:DPRealNVP",
+    "dp-vae": "sfumato.methods.dp_vae:DPVAE",
     "dppm": "sfumato.methods.dppm:DPPM",
 }
 
