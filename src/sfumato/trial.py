@@ -38,7 +38,8 @@ class Terms:
     device: str
     out: Path
     records: int | None = None
-    """How many training images are used; all of them unless it is given."""
+    test_records: int | None = None
+    """How many training and test images are used; all of them unless it is given."""
 
     def facts(self) -> dict[str, Any]:
         """What may not change when a comparison goes on."""
@@ -53,6 +54,7 @@ class Terms:
             "feature_images": self.feature_images,
             "inception": self.with_inception,
             "records": self.records,
+            "test_records": self.test_records,
         }
 
 
@@ -212,18 +214,22 @@ def _same_settings(cell: Cell, folder: Path) -> bool:
 
 
 def read_sets(terms: Terms) -> tuple[Images, Images]:
-    """The training images, as many of them as the terms say, and the test images."""
+    """Training and test images, as many of them as the terms say."""
     import numpy as np
 
     from sfumato.data import Images
 
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in terms.options.items()}
+
+    def part(images: Images, count: int | None) -> Images:
+        if count is None or count >= len(images.pixels):
+            return images
+        rows = np.sort(np.random.default_rng(0).permutation(len(images.pixels))[:count])
+        persons = None if images.persons is None else images.persons[rows]
+        return Images(images.pixels[rows], images.labels[rows], images.classes, persons)
+
     train, test = _read(terms.data, terms.test, tuple(sorted(options.items())))
-    if terms.records is not None and terms.records < len(train.pixels):
-        rows = np.sort(np.random.default_rng(0).permutation(len(train.pixels))[: terms.records])
-        persons = None if train.persons is None else train.persons[rows]
-        train = Images(train.pixels[rows], train.labels[rows], train.classes, persons)
-    return train, test
+    return part(train, terms.records), part(test, terms.test_records)
 
 
 @lru_cache(maxsize=2)

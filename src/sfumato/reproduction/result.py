@@ -61,7 +61,7 @@ def _row(paper: Paper, entry: Entry, row: Row) -> dict[str, Any]:
     asked = collections()[row.case.data]
     method = row.cells[0].method if row.cells else None
     ran = bool(written) and not row.setting.baseline
-    spent = [one["guarantee"]["epsilon"] for one in written] if ran else []
+    spent = [one["guarantee"]["epsilon"] for one in written] if ran and row.setting.method else []
     return {
         "setting": row.setting.name,
         "data": asked.title,
@@ -73,8 +73,9 @@ def _row(paper: Paper, entry: Entry, row: Row) -> dict[str, Any]:
         "variant": None if method is None else method.variant,
         "parameters": _parameters(row, method, written),
         "claimed": "–" if row.setting.baseline else _text(row.case.epsilon),
-        "holds": _holds(paper, entry, row),
+        "holds": _holds(paper, row, written),
         "ran": ran,
+        "trained": ran and bool(row.setting.method),
         "epsilon": None if None in spent or not spent else max(spent),
         "trainings": len(written),
         "counts": {} if method is None else {key: v for key, v in method.parameters().items() if key in REPETITIONS},
@@ -135,11 +136,13 @@ def _text(value: float) -> str:
     return f"{value:g}" if math.isfinite(value) else "∞"
 
 
-def _holds(paper: Paper, entry: Entry, row: Row) -> str:
-    """What the paper's ε is worth: known for its own method, and nobody's business where it cites others."""
+def _holds(paper: Paper, row: Row, written: list[dict[str, Any]]) -> str:
+    """What the paper's ε is worth: known for its own method, not checked where it cites others."""
     if row.setting.baseline or math.isinf(row.case.epsilon):
         return "–"
-    if row.setting.method != paper.key and not entry.experiment:
+    if written and written[0].get("holds") is not None:
+        return f"{written[0]['holds']:.3g}"
+    if row.setting.method != paper.key:
         return "not checked"
     really = paper.really(row.case.epsilon)
     return _text(really) if math.isfinite(really) else "none"

@@ -99,6 +99,7 @@ def _terms(entry: Entry, case: Case, found: Found, scale: Scale, out: Path, devi
         device=device,
         out=out / f"{found.collection.name}{part}",
         records=records,
+        test_records=scale.records,
     )
 
 

@@ -45,27 +45,24 @@ def _absent(row: dict[str, Any]) -> str:
 
 
 def _spent(row: dict[str, Any]) -> str:
-    if not row["ran"]:
+    if not row["trained"]:
         return "–"
     return "none" if row["epsilon"] is None else f"{row['epsilon']:g}"
 
 
 def caption(result: dict[str, Any]) -> list[str]:
     """What the numbers are of: how many records, steps, images and trainings; what stood in for what."""
-    size = result["size"]
-    found = []
-    if result["scale"] == "small":
-        limit = size["records_at_most"]
+    size, found = result["size"], []
+    trainings = f"{size['trainings']} training{'s' * (size['trainings'] != 1)}"
+    if not any(row["trained"] for row in result["rows"]):
+        found.append("Computed: nothing is trained, and the scale changes nothing.")
+    elif result["scale"] == "small":
         found.append(
-            f"SMALL SCALE: N is at most {limit:,} records, {size['images']:,} synthetic images, {size['trainings']} "
-            f"training{'s' * (size['trainings'] != 1)} of each, {_counts(result)}. It shows that the entry runs; no "
-            "match with the paper is claimed."
+            f"SMALL SCALE: N is at most {size['records_at_most']:,} records, {size['images']:,} synthetic images, "
+            f"{trainings} of each, {_counts(result)}. It shows that the entry runs; no match with the paper is claimed."
         )
     else:
-        found.append(
-            f"Mean ± standard deviation over {size['trainings']} training{'s' * (size['trainings'] != 1)}, "
-            f"{size['images']:,} synthetic images; {_counts(result)}."
-        )
+        found.append(f"{trainings} of each, {size['images']:,} synthetic images; {_counts(result)}.")
     found += sorted({f"{row['remark']}." for row in result["rows"] if row["remark"] and row["ran"]})
     found += [f"FAILED: {name}: {reason}" for name, reason in result["failed"].items()]
     return found
@@ -80,9 +77,7 @@ def _counts(result: dict[str, Any]) -> str:
             key = next((k for k in ("published_iterations", "iterations") if raw and k in row["counts"]), None)
             key = key or next(iter(row["counts"]))
             found.setdefault(f"{row['method']}", set()).add(f"{row['counts'][key]:,} {key.replace('_', ' ')}")
-    return (
-        "; ".join(f"{method} {' or '.join(sorted(texts))}" for method, texts in found.items()) or "nothing is trained"
-    )
+    return "; ".join(f"{method} {' or '.join(sorted(texts))}" for method, texts in found.items())
 
 
 def print_result(result: dict[str, Any], console: Console) -> None:
