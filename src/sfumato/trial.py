@@ -264,7 +264,6 @@ def _train(cell: Cell, terms: Terms, train: Images) -> None:
     from sfumato.cost import Cost
     from sfumato.data import PrivateImages
     from sfumato.methods.run import Run
-    from sfumato.report.folder import write_whole
 
     run = Run(cell.folder(terms.out))
     budget = cell.budget(terms)
@@ -282,7 +281,7 @@ def _train(cell: Cell, terms: Terms, train: Images) -> None:
         checkpoint=run.checkpoint,
         command=_command(cell, terms),
     )
-    write_whole(run.internal / "cost.json", json.dumps(cost.so_far(), indent=2) + "\n", private=True)
+    cost.keep(run.internal)
     run.finish(release)
 
 

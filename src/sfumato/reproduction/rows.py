@@ -70,7 +70,7 @@ def lay_out(entry: Entry, *, shelf: Shelf, scale: Scale, out: Path, device: str)
         look = Look(setting.name, sampling) if sampling else Look()
         cells = tuple(Cell(method, epsilon, number, name) for number in range(scale.trainings))
         rows.append(Row(case, place, setting, found, terms, cells, look))
-    return Layout(tuple(rows), _tasks(rows, entry))
+    return Layout(tuple(rows), _tasks(rows, entry, baselines=scale.name == "full"))
 
 
 def _found(shelf: Shelf, name: str) -> Found:
@@ -103,15 +103,15 @@ def _terms(entry: Entry, case: Case, found: Found, scale: Scale, out: Path, devi
     )
 
 
-def _tasks(rows: list[Row], entry: Entry) -> tuple[Task, ...]:
-    """Each training once, with all looks at it; baselines once for each collection."""
+def _tasks(rows: list[Row], entry: Entry, *, baselines: bool) -> tuple[Task, ...]:
+    """Each training once, with all looks at it; baselines once for each collection, always or where a row asks."""
     measures = tuple(MEASURES[name] for name in entry.measures if name != PROTOCOL)
     by_protocol = PROTOCOL in entry.measures
     tasks: dict[Path, Task] = {}
     for row in rows:
         if row.terms is None:
             continue
-        if by_protocol:
+        if by_protocol and (baselines or row.setting.baseline):
             tasks.setdefault(row.terms.out, Baselines(row.terms))
         for cell in row.cells:
             folder = cell.folder(row.terms.out)
