@@ -1,4 +1,4 @@
-"""Entries run by the command itself at small scale: killed and taken up again, with a substitute, and as a figure."""
+"""Entries run by the command itself at small scale: killed and taken up again, and put on the page."""
 
 from __future__ import annotations
 
@@ -11,36 +11,30 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from data.samples import encoded, write_idx
+from data.samples import write_idx
 from sfumato.cli import main
 from sfumato.data.digits import draw_digits
 from sfumato.privacy import Ledger
+from sfumato.reproduction.collection import Shelf
+from sfumato.reproduction.rows import lay_out
+from sfumato.reproduction.scale import Scale
 from sfumato.reproduction.specification import find
+from sfumato.trial import Baselines, Trial
 
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with digits in place of MNIST and Fashion-MNIST, and noise in place of faces."""
+    """A data folder with digits in place of MNIST and Fashion-MNIST, and empty files in place of faces."""
     folder = tmp_path_factory.mktemp("data")
     for name in ("mnist", "fashion-mnist"):
         for split, count, seed in (("train", 150, 1), ("t10k", 60, 2)):
             digits = draw_digits(count, seed=seed)
             write_idx(folder / name, digits.pixels, digits.labels, split=split)
     (folder / "celeba").mkdir()
-    random = np.random.default_rng(0)
-    for size in (64, 128):
-        for split, count in (("train", 40), ("test", 16)):
-            images = random.integers(0, 256, (count, 3, size, size), dtype=np.uint8)
-            rows = [{"bytes": encoded(image), "path": ""} for image in images]
-            labels = pa.array(np.arange(count) % 2, pa.int8())
-            pq.write_table(
-                pa.table({"image": rows, "male": labels}), folder / "celeba" / f"celeba-{size}-{split}.parquet"
-            )
+    for name in ("64-train", "64-test", "128-train", "128-test"):
+        (folder / "celeba" / f"celeba-{name}.parquet").touch()
     return folder
 
 
@@ -93,37 +87,63 @@ def test_killed_and_taken_up_again(
     assert "holds a reproduction with another scale" in capsys.readouterr().err
 
 
-def test_a_substitute_stands_in_and_is_named(
+def test_an_entry_ends_on_the_page(
     shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["dp-lflow", "figure-5", "--scale", "small", "--data", str(shelf), "--out", str(tmp_path / "out")]
-    kept = tmp_path / "results"
-    assert run(monkeypatch, *words, "--jobs", "1", "--device", "cpu", "--results", str(kept)) == 0
-    printed = capsys.readouterr().out
-    assert "CelebA-HQ, gender, 256×256 is not available; CelebA, gender, 128×128 stands in" in printed
+    kept, page = tmp_path / "results", tmp_path / "page.md"
+    words = ["dp-lflow", "table-4", "--scale", "small", "--data", str(shelf), "--out", str(tmp_path / "out")]
+    assert run(monkeypatch, *words, "--jobs", "1", "--device", "cpu", "--results", str(kept), "--json") == 0
     found = result(tmp_path / "out")
-    assert found == json.loads((kept / "dp-lflow-figure-5-small.json").read_text())
-    [row] = found["rows"]
-    assert row["used"] == "CelebA, gender, 128×128" and row["parameters"]["code"] == 64
-    values = row["values"]
-    assert values["LR"]["paper"] == 77.4 and 0 <= values["LR"]["mean"] <= 100
-    assert values["FID"]["mean"] is None, "the small scale goes without Inception"
-    assert values["own-class distance"]["paper"] is None and values["own-class distance"]["mean"] > 0
+    assert found == json.loads((kept / "dp-lflow-table-4-small.json").read_text())
+    assert found == json.loads(capsys.readouterr().out)
+    assert [row["variant"] for row in found["rows"]] == ["certified", "conditional"] * 2
+    for row in found["rows"]:
+        assert list(row["values"]) == ["FID", "own-class distance", "LR", "MLP", "CNN"]
+        assert row["values"]["FID"]["mean"] is None, "the small scale goes without Inception"
+        assert row["values"]["own-class distance"]["mean"] > 0 and 0 <= row["values"]["CNN"]["mean"] <= 100
+        assert row["megabytes"] > 0 and row["seconds"] > 0
+    assert [row["values"]["CNN"]["paper"] for row in found["rows"]] == [95.0, 91.8, 88.3, 77.5]
+
+    assert run(monkeypatch, "privae", "table-1", "--scale", "small", "--out", str(tmp_path / "p"), "--jobs", "1",
+               "--results", str(kept)) == 0  # fmt: skip
+    moved = result(tmp_path / "p")["rows"]
+    assert [row["values"]["moves the mean by, × 10⁻⁴"]["mean"] for row in moved[:3]] == pytest.approx(
+        [2 * (2 * 256 - 1) / 256, 4, 1e4 * (0.05 / 256 + 2 * 0.005 / 16)]
+    )
+    assert float(moved[1]["holds"]) > 7 and 1 < float(moved[2]["holds"]) < 1.3
+    assert not any(row["trained"] for row in moved)
+
+    assert run(monkeypatch, "page", "--results", str(kept), "--out", str(page)) == 0
+    text = page.read_text()
+    assert "38 entries; 0 run at full scale, 2 at small scale only, 36 not run" in text
+    assert "table 4: One model for each class against one conditional model, MNIST (small scale)" in text
+    assert "no match with the paper is claimed" in text
 
 
-def test_settings_that_only_draw_differently_share_a_training(
-    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["dppm", "figure-3", "--scale", "small", "--data", str(shelf), "--out", str(tmp_path / "out")]
-    assert run(monkeypatch, *words, "--jobs", "1", "--device", "cpu") == 0
-    assert len(list((tmp_path / "out").glob("*/runs/*/*/*/ledger.jsonl"))) == 1
-    rows = result(tmp_path / "out")["rows"]
-    assert [row["parameters"]["step_size"] for row in rows[:4]] == [0.5, 0.05, 0.15, 1.5]
-    assert {row["parameters"]["kinetic"] for row in rows} == {"gaussian", "rayleigh", "uniform"}
-    assert len({row["epsilon"] for row in rows}) == 1
-    assert len({row["values"]["own-class distance"]["mean"] for row in rows}) > 1
-    picture = (tmp_path / "out" / "figure.svg").read_text()
-    assert picture.startswith("<svg") and "own-class distance" in picture and "0.15" in picture
+def test_a_substitute_stands_in_and_is_named(shelf: Path, tmp_path: Path) -> None:
+    entry = find("dp-lflow", "figure-5")[1]
+    scale = Scale.of("small", entry)
+    layout = lay_out(entry, shelf=Shelf.of([str(shelf)]), scale=scale, out=tmp_path, device="cpu")
+    [row] = layout.rows
+    assert row.found is not None and row.terms is not None
+    assert row.found.remark == "CelebA-HQ, gender, 256×256 is not available; CelebA, gender, 128×128 stands in"
+    assert row.terms.data.name == "celeba-128-train.parquet" and row.cells[0].method.parameters()["code"] == 64
+
+    own = f"celeba-hq-gender-256={shelf / 'celeba' / 'celeba-64-train.parquet'}"
+    layout = lay_out(entry, shelf=Shelf.of([str(shelf), own]), scale=scale, out=tmp_path, device="cpu")
+    assert layout.rows[0].found is not None and layout.rows[0].found.remark == ""
+
+
+def test_settings_that_only_draw_differently_share_a_training(shelf: Path, tmp_path: Path) -> None:
+    entry = find("dppm", "figure-3")[1]
+    for name, trainings in (("small", 1), ("full", 1)):
+        scale = Scale.of(name, entry)
+        layout = lay_out(entry, shelf=Shelf.of([str(shelf)]), scale=scale, out=tmp_path, device="cpu")
+        trials = [task for task in layout.tasks if isinstance(task, Trial)]
+        assert len(trials) == trainings
+        assert [look.sampling.get("step_size") for look in trials[0].looks[:4]] == [None, 0.05, 0.15, 1.5]
+        assert len({path for row in layout.rows for path in row.files}) == 6
+        assert any(isinstance(task, Baselines) for task in layout.tasks) == (name == "full")
 
 
 def test_what_is_not_there_is_said_before_anything_runs(
@@ -139,18 +159,3 @@ def test_what_is_not_there_is_said_before_anything_runs(
     assert "there is no such file or folder" in capsys.readouterr().err
     assert run(monkeypatch, "dp-lflow", "table-9") == 2
     assert not out.exists()
-
-
-def test_one_record_moves_what_the_paper_pays_for_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PRIVAE's table 1: a term of the whole batch turns around, so that twice its clip moves."""
-    from sfumato.reproduction.experiments import sensitivity
-
-    entry = find("privae", "table-1")[1]
-    case = entry.cases[0]
-    found = {setting.name: sensitivity(setting, case, "full") for setting in entry.settings}
-    moved = {name: outcome.values["moves the mean by, × 10⁻⁴"] for name, outcome in found.items()}
-    assert moved["DP-SGD, micro-aggregation"] == pytest.approx(2 * (2 * 256 - 1) / 256)
-    assert moved["DP-SGD, batch-aggregation"] == pytest.approx(4)
-    assert moved["term-wise DP-SGD"] == pytest.approx(1e4 * (0.05 / 256 + 2 * 0.005 / 16))
-    assert found["DP-SGD, batch-aggregation"].holds > 7 * case.epsilon  # type: ignore[operator]
-    assert case.epsilon < found["term-wise DP-SGD"].holds < 1.3 * case.epsilon  # type: ignore[operator]

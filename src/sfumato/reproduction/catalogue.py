@@ -61,24 +61,26 @@ def _item(paper: Paper, entry: Entry, shelf: Shelf, device: str) -> Item:
 
 
 def state(entry: Entry, shelf: Shelf) -> tuple[str, list[str]]:
-    """'ready', 'ready with a substitute', or the first thing that is not there; and what there is to say about it."""
+    """Whether it can be run here, in a few words, and what there is to say about it."""
     remarks = list(dict.fromkeys(setting.missing for setting in entry.settings if setting.missing))
     runnable = [s for s in entry.settings if not s.missing and (s.method or s.baseline or entry.experiment)]
     if not runnable:
         return "cannot be run", remarks
     unknown = [name for name in entry.methods if name not in METHODS]
     if unknown:
-        return f"method not available: {', '.join(unknown)}", remarks
-    wanted = [*entry.collections, *(setting.public for setting in runnable if setting.public)]
-    found = {name: shelf.find(name) for name in wanted if not collections()[name].drawn}
-    absent = [name for name, place in found.items() if place is None]
-    remarks += [place.remark for place in found.values() if place is not None and place.remark]
+        return "method not available", [*remarks, *(f"{name} is not registered" for name in unknown)]
+    if entry.experiment:
+        return "ready", remarks
+    absent = replaced = False
+    for name in dict.fromkeys([*entry.collections, *(setting.public for setting in runnable if setting.public)]):
+        found = shelf.find(name)
+        absent = absent or found is None
+        replaced = replaced or (found is not None and found.asked != found.collection)
+        remark = f"{collections()[name].title} is not there" if found is None else found.remark
+        remarks += [remark] if remark and remark not in remarks else []
     if absent:
-        return f"data not available: {', '.join(absent)}", list(dict.fromkeys(remarks))
-    replaced = [name for name, place in found.items() if place is not None and place.asked is not place.collection]
-    if replaced:
-        return f"data not available: {', '.join(replaced)}; a substitute is", list(dict.fromkeys(remarks))
-    return "ready", list(dict.fromkeys(remarks))
+        return "data not available", remarks
+    return ("data not available, a substitute is" if replaced else "ready"), remarks
 
 
 # Cost

@@ -26,7 +26,7 @@ An entry that was stopped goes on when the same command is given again; `--resul
 
 **How to read the numbers.** *paper* is what the paper prints; *ours* is measured here, with the deviation over
 trainings. *paper's ε* is what its authors claim, *… holds at* what the mechanism they describe is really worth, *our ε*
-what our ledger says about the very training whose number stands beside it. A row without method of ours only cites.
+what our ledger says about the very training whose number stands beside it; ? was not checked, ∞ is without noise.
 **Numbers of the small scale match nothing and are no evidence about a method**: they show that the entry runs. All of
 it is computed from real test images and is NOT PRIVATE.
 """

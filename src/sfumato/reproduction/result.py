@@ -143,7 +143,7 @@ def _holds(paper: Paper, row: Row, written: list[dict[str, Any]]) -> str:
     if written and written[0].get("holds") is not None:
         return f"{written[0]['holds']:.3g}"
     if row.setting.method != paper.key:
-        return "not checked"
+        return "?"
     really = paper.really(row.case.epsilon)
     return _text(really) if math.isfinite(really) else "none"
 

@@ -86,8 +86,9 @@ def print_result(result: dict[str, Any], console: Console) -> None:
         table.add_column(name, justify="right")
     before: tuple[str, ...] = ("", "")
     for line in lines(result):
-        shown = ("" if line[0] == before[0] else line[0], "" if line[:2] == before else line[1])
-        table.add_row(*shown, *line[2:])
+        again = line[:2] == before
+        shown = ("" if line[0] == before[0] else line[0], "" if again else line[1])
+        table.add_row(*shown, *line[2:5], *(("", "", "") if again else line[5:]))
         before = line[:2]
     console.print(table)
     for text in caption(result):
