@@ -81,7 +81,7 @@ def test_what_a_claim_is_worth_follows_from_the_published_noise(key: str) -> Non
         method = find(key).as_in_the_paper("published", claimed_epsilon=float(claimed))  # type: ignore[attr-defined]
         assert method.plan(Budget(1.01 * really, 1e-5)).epsilon == pytest.approx(really, rel=0.01)
         with pytest.raises(BudgetExceeded):
-            method.plan(Budget(0.98 * really, 1e-5))
+            method.plan(Budget(0.97 * really, 1e-5))
     assert math.isinf(paper.really(0.123))
 
 

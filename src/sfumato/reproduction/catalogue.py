@@ -117,7 +117,7 @@ def _work(method: Method, records: int) -> float:
     parameters: Mapping[str, Any] = method.parameters()
     events = method.spending()
     asked = sum(event.rate * event.steps * records for event in events) * parameters.get("draws", 1)
-    learned = parameters.get("iterations", 0) * parameters.get("batch", 0)
+    learned = parameters.get("iterations", 0) * parameters.get("batch", 2 * parameters.get("fakes", 0))
     if method.variant in method.raw_variants:
         rounds = parameters.get("published_iterations", parameters.get("iterations", 0))
         return float(rounds * parameters.get("published_batch", parameters.get("batch", 1)))

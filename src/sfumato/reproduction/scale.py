@@ -11,7 +11,7 @@ from sfumato.methods import find as find_method
 from sfumato.reproduction.specification import Case, Entry, Setting, small
 
 SCALES = ("small", "full")
-REPETITIONS = ("steps", "iterations", "published_iterations", "classifier_steps", "encoder_steps")
+REPETITIONS = ("steps", "iterations", "published_iterations", "classifier_steps", "encoder_steps", "public_iterations")
 
 
 @dataclass(frozen=True)
