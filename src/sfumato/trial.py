@@ -40,6 +40,7 @@ class Terms:
     records: int | None = None
     test_records: int | None = None
     """How many training and test images are used; all of them unless it is given."""
+    inception_head: Path | None = None
 
     def facts(self) -> dict[str, Any]:
         """What may not change when a comparison goes on."""
@@ -329,6 +330,7 @@ def _evaluated(
         feature_images=terms.feature_images,
         cache=default_folder(),
         with_inception=terms.with_inception,
+        inception_head=terms.inception_head,
         baselines=guarantee is None,
         guarantee=guarantee,
     )

@@ -80,6 +80,27 @@ def page_command(
     console.print(f"Written: {out}", soft_wrap=True)
 
 
+@reproduce_app.command("adopt")
+def adopt_command(
+    files: Annotated[list[Path], typer.Argument(help="results.json files of benchmarks/utility.py.")],
+    *,
+    data: Data = None,
+    results: Annotated[Path, typer.Option(help="The folder for result files.")] = Path("docs/results"),
+) -> None:
+    """Put a benchmark's numbers into the entries whose very configurations it trained."""
+    from sfumato.report.folder import write_whole
+    from sfumato.reproduction.adopt import adopted
+    from sfumato.reproduction.collection import Shelf
+
+    results.mkdir(parents=True, exist_ok=True)
+    reports = [json.loads(path.read_text()) for path in files]
+    for found in adopted(reports, shelf=Shelf.of(data or [])):
+        path = results / f"{found['paper']}-{found['entry']}-full.json"
+        write_whole(path, _text(found), private=False)
+        rows = sum(row["trained"] for row in found["rows"])
+        console.print(f"{path}: {rows} of {len(found['rows'])} rows", highlight=False, soft_wrap=True)
+
+
 def _paper_command(key: str, summary: str) -> Callable[..., None]:
     def command(
         entry: Annotated[str, typer.Argument(help="table-1, figure-5, …")],
@@ -92,13 +113,17 @@ def _paper_command(key: str, summary: str) -> Callable[..., None]:
             int | None, typer.Option(min=1, help="Trainings at a time; 1 works in this process [default: one a core].")
         ] = None,
         device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+        inception_head: Annotated[
+            Path | None, typer.Option(help="The Inception network's last layer, for the Inception Score.")
+        ] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     ) -> None:
         from sfumato.reproduction.specification import find
 
         found = find(key, entry)
         folder = out or Path("reproduction") / f"{key}-{entry}-{scale}"
-        result = reproduce(*found, scale=scale, data=data or [], out=folder, jobs=jobs, device=device)
+        options: dict[str, Any] = {"jobs": jobs, "device": device, "inception_head": inception_head}
+        result = reproduce(*found, scale=scale, data=data or [], out=folder, **options)
         if results is not None:
             from sfumato.report.folder import write_whole
 
@@ -123,7 +148,15 @@ for _key, _summary in _PAPERS.items():
 
 
 def reproduce(
-    paper: Paper, entry: Entry, *, scale: str, data: list[str], out: Path, jobs: int | None, device: str
+    paper: Paper,
+    entry: Entry,
+    *,
+    scale: str,
+    data: list[str],
+    out: Path,
+    jobs: int | None = None,
+    device: str = "auto",
+    inception_head: Path | None = None,
 ) -> dict[str, Any]:
     """Run what is not run yet, and write ``result.json``, ``result.html`` and the figure into the folder."""
     import torch
@@ -140,7 +173,7 @@ def reproduce(
 
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     size = Scale.of(scale, entry)
-    layout = lay_out(entry, shelf=Shelf.of(data), scale=size, out=out, device=chosen)
+    layout = lay_out(entry, shelf=Shelf.of(data), scale=size, out=out, device=chosen, inception_head=inception_head)
     places = sorted({str(row.terms.data.resolve()) for row in layout.rows if row.terms is not None})
     begin(out, {"paper": paper.key, "entry": entry.name, "scale": scale, "data": places}, what="reproduction")
     for row in layout.rows:

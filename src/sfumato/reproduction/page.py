@@ -10,7 +10,7 @@ from typing import Any
 from sfumato.reproduction.collection import collections
 from sfumato.reproduction.scale import SCALES
 from sfumato.reproduction.specification import Entry, Paper, papers
-from sfumato.reproduction.table import HEADINGS, caption, lines
+from sfumato.reproduction.table import HEADINGS, caption, lines, verdict
 
 Results = dict[tuple[str, str, str], dict[str, Any]]
 
@@ -27,8 +27,11 @@ An entry that was stopped goes on when the same command is given again; `--resul
 **How to read the numbers.** *paper* is what the paper prints; *ours* is measured here, with the deviation over
 trainings. *paper's ε* is what its authors claim, *… holds at* what the mechanism they describe is really worth, *our ε*
 what our ledger says about the very training whose number stands beside it; ? was not checked, ∞ is without noise.
-**Numbers of the small scale match nothing and are no evidence about a method**: they show that the entry runs. All of
-it is computed from real test images and is NOT PRIVATE.
+**Numbers of the small scale match nothing and are no evidence about a method**: they show that the entry runs. At full
+scale *equal* means within two deviations, 2 points, 0.03 of a share or 10 of FID. All of it is computed from real test
+images and is NOT PRIVATE.
+
+`sfumato reproduce adopt FILE` takes in what `benchmarks/utility.py` measured with an entry's very configurations.
 """
 
 
@@ -81,7 +84,7 @@ def _state(paper: Paper, run: set[tuple[str, str]], full: set[tuple[str, str]]) 
         reasons += [
             f"{found.title} is not at hand: {collections()[found.substitute].title} stands in" for found in absent
         ]
-        data = ", ".join(collections()[name].title for name in entry.collections)
+        data = "; ".join(collections()[name].title for name in entry.collections)
         methods = ", ".join(entry.methods) or entry.experiment or "none"
         rows.append((f"`{paper.key} {entry.name}`", entry.title, data, methods, "; ".join([state, *reasons])))
     return rows
@@ -101,6 +104,8 @@ def _section(paper: Paper, entry: Entry, results: Results) -> str:
     if result["scale"] == "small":
         title += " (small scale)"
     facts = [f"`{result['command']}` · {result['machine']}, torch {result['torch']}", *caption(result)]
+    if result["scale"] == "full" and verdict(result):
+        facts.append(f"**{verdict(result)}**")
     if entry.note:
         facts.append(entry.note)
     ours = [line for line in lines(result) if line[4] != "–"]

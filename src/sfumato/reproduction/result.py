@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sfumato.evaluation.measurement import NOTICE, spread
+from sfumato.methods import Method
 from sfumato.report.metric import SYNTHETIC, scaled
 from sfumato.reproduction.collection import collections
 from sfumato.reproduction.rows import Layout, Row
@@ -18,6 +20,7 @@ from sfumato.reproduction.scale import REPETITIONS, Scale
 from sfumato.reproduction.specification import Entry, Paper, Value
 
 RESULT = "result.json"
+TORCH = torch.__version__
 OWN_DISTANCE = "own-class distance"
 _CLASSIFIERS = ("LR", "MLP", "CNN")
 _METRICS = {"fid": "FID", "inception_score": "IS", "frechet_distance": OWN_DISTANCE}
@@ -25,70 +28,98 @@ _METRICS = {"fid": "FID", "inception_score": "IS", "frechet_distance": OWN_DISTA
 
 def gather(paper: Paper, entry: Entry, layout: Layout, *, scale: Scale, failed: dict[str, str]) -> dict[str, Any]:
     """JSON-ready: one row for each setting in each case."""
-    rows = [_row(paper, entry, row) for row in layout.rows]
+    size = {
+        "records_at_most": scale.records,
+        "images": scale.images,
+        "trainings": scale.trainings,
+        "inception": scale.inception,
+    }
+    rows = [_measured(paper, entry, row) for row in layout.rows]
+    command = f"sfumato reproduce {paper.key} {entry.name} --scale {scale.name}"
+    head = heading(paper, entry, scale=scale.name, size=size, command=command, machine=_machine(), torch=TORCH)
+    return {**head, "rows": rows, "failed": failed}
+
+
+def heading(
+    paper: Paper, entry: Entry, *, scale: str, size: dict[str, Any], command: str, machine: str, torch: str
+) -> dict[str, Any]:
+    """What a result says before its rows."""
     return {
         "notice": NOTICE,
         "paper": paper.key,
         "entry": entry.name,
         "title": entry.title,
-        "scale": scale.name,
-        "matches": None if scale.name == "full" else "nothing: the small scale shows that it runs",
-        "size": {
-            "records_at_most": scale.records,
-            "images": scale.images,
-            "trainings": scale.trainings,
-            "inception": scale.inception,
-        },
+        "scale": scale,
+        "matches": None if scale == "full" else "nothing: the small scale shows that it runs",
+        "size": size,
         "protocol": entry.protocol,
         "delta": entry.delta,
-        "command": f"sfumato reproduce {paper.key} {entry.name} --scale {scale.name}",
-        "machine": _machine(),
-        "torch": torch.__version__,
-        "rows": rows,
-        "failed": failed,
+        "command": command,
+        "machine": machine,
+        "torch": torch,
     }
 
 
-def _row(paper: Paper, entry: Entry, row: Row) -> dict[str, Any]:
+def _measured(paper: Paper, entry: Entry, row: Row) -> dict[str, Any]:
     written = [json.loads(path.read_text()) for path in row.files if path.exists()]
     wanted = row.setting.baseline or SYNTHETIC
-    found = [_values(one["measurements"], wanted) for one in written]
+    method = row.cells[0].method if row.cells else None
+    trained = bool(written) and bool(row.setting.method)
+    return filled(
+        paper,
+        entry,
+        row,
+        found=[_values(one["measurements"], wanted) for one in written],
+        spent=[one["guarantee"]["epsilon"] for one in written] if trained else [],
+        holds=written[0].get("holds") if written else None,
+        method=method,
+        parameters=written[0].get("parameters", {}) if row.experiments and written else {},
+        megabytes=_megabytes(row),
+        seconds=_seconds(row),
+    )
+
+
+def filled(
+    paper: Paper,
+    entry: Entry,
+    row: Row,
+    *,
+    found: Sequence[Mapping[str, float]],
+    spent: Sequence[float | None],
+    method: Method | None,
+    holds: float | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    megabytes: float | None = None,
+    seconds: float | None = None,
+) -> dict[str, Any]:
+    """A row of the result: ``found`` are the numbers of each training, ``spent`` the ε of each."""
     printed = {metric: values[row.place] for metric, values in row.setting.paper.items()}
     names = list(entry.metrics)
     if found and "FID" in names and "FID" not in found[0]:
         names.insert(names.index("FID") + 1, OWN_DISTANCE)
     values = {name: _compared(printed.get(name), [one[name] for one in found if name in one]) for name in names}
-    asked = collections()[row.case.data]
-    method = row.cells[0].method if row.cells else None
-    ran = bool(written) and not row.setting.baseline
-    spent = [one["guarantee"]["epsilon"] for one in written] if ran and row.setting.method else []
+    given = {} if method is None else {**method.parameters(), **row.look.sampling}
     return {
         "setting": row.setting.name,
-        "data": asked.title,
+        "data": collections()[row.case.data].title,
         "used": None if row.found is None else row.found.collection.title,
         "remark": "" if row.found is None else row.found.remark,
         "records": row.case.records,
         "missing": row.setting.missing,
         "method": row.setting.method or None,
         "variant": None if method is None else method.variant,
-        "parameters": _parameters(row, method, written),
+        "parameters": given or dict(parameters or {}),
         "claimed": "–" if row.setting.baseline else _text(row.case.epsilon),
-        "holds": _holds(paper, row, written),
-        "ran": ran,
-        "trained": ran and bool(row.setting.method),
-        "epsilon": None if None in spent or not spent else max(spent),
-        "trainings": len(written),
-        "counts": {} if method is None else {key: v for key, v in method.parameters().items() if key in REPETITIONS},
-        "megabytes": _megabytes(row),
-        "seconds": _seconds(row),
+        "holds": _holds(paper, row, holds),
+        "ran": bool(found) and not row.setting.baseline,
+        "trained": bool(spent),
+        "epsilon": None if None in spent or not spent else max(value for value in spent if value is not None),
+        "trainings": len(found),
+        "counts": {key: value for key, value in given.items() if key in REPETITIONS},
+        "megabytes": megabytes,
+        "seconds": seconds,
         "values": {name: value for name, value in values.items() if value is not None},
     }
-
-
-def _parameters(row: Row, method: Any, written: list[dict[str, Any]]) -> dict[str, Any]:
-    if method is not None:
-        return {**method.parameters(), **row.look.sampling}
-    return written[0].get("parameters", {}) if row.experiments and written else {}
 
 
 def _values(measurements: list[dict[str, Any]], row: str) -> dict[str, float]:
@@ -136,12 +167,12 @@ def _text(value: float) -> str:
     return f"{value:g}" if math.isfinite(value) else "∞"
 
 
-def _holds(paper: Paper, row: Row, written: list[dict[str, Any]]) -> str:
+def _holds(paper: Paper, row: Row, found: float | None) -> str:
     """What the paper's ε is worth: known for its own method, not checked where it cites others."""
     if row.setting.baseline or math.isinf(row.case.epsilon):
         return "–"
-    if written and written[0].get("holds") is not None:
-        return f"{written[0]['holds']:.3g}"
+    if found is not None:
+        return f"{found:.3g}"
     if row.setting.method != paper.key:
         return "?"
     really = paper.really(row.case.epsilon)

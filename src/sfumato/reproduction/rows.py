@@ -45,7 +45,9 @@ class Layout:
     tasks: tuple[Task, ...]
 
 
-def lay_out(entry: Entry, *, shelf: Shelf, scale: Scale, out: Path, device: str) -> Layout:
+def lay_out(
+    entry: Entry, *, shelf: Shelf, scale: Scale, out: Path, device: str, inception_head: Path | None = None
+) -> Layout:
     """A row that needs what is not there is an error; what nobody has built is a row without numbers of ours."""
     if entry.experiment:
         return _experiments(entry, scale, out)
@@ -56,7 +58,7 @@ def lay_out(entry: Entry, *, shelf: Shelf, scale: Scale, out: Path, device: str)
             rows.append(Row(case, place, setting))
             continue
         found = _found(shelf, case.data)
-        terms = _terms(entry, case, found, scale, out, device)
+        terms = replace(_terms(entry, case, found, scale, out, device), inception_head=inception_head)
         if setting.baseline:
             rows.append(Row(case, place, setting, found, terms))
             continue

@@ -68,6 +68,28 @@ def caption(result: dict[str, Any]) -> list[str]:
     return found
 
 
+_ROOM = {"FID": 10.0, "IS": 0.1}
+_SHARE_ROOM, _POINTS = 0.03, 2.0
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """How many of the paper's numbers ours reach: equal means within two deviations, or a little more for one run."""
+    found = {"better": 0, "equal": 0, "worse": 0}
+    for row in result["rows"]:
+        for name, value in row["values"].items():
+            if not row["trained"] or value["paper"] is None or value["mean"] is None:
+                continue
+            room = _ROOM.get(name, _SHARE_ROOM if value["paper"] <= 1 else _POINTS)
+            ahead = value["mean"] - value["paper"]
+            ahead = -ahead if name == "FID" else ahead
+            equal = abs(ahead) <= max(room, 2 * (value["std"] or 0.0))
+            found["equal" if equal else "better" if ahead > 0 else "worse"] += 1
+    if not sum(found.values()):
+        return ""
+    counts = ", ".join(f"{count} {word}" for word, count in found.items())
+    return f"Against the paper's {sum(found.values())} numbers, at our ε: {counts}."
+
+
 def _counts(result: dict[str, Any]) -> str:
     """The steps of each method; those that stay at a default they do not use are left out."""
     found: dict[str, set[str]] = {}
