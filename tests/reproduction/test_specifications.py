@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from importlib.resources import files
 
 import pytest
@@ -82,7 +81,7 @@ def test_what_a_claim_is_worth_follows_from_the_published_noise(key: str) -> Non
         assert method.plan(Budget(1.01 * really, 1e-5)).epsilon == pytest.approx(really, rel=0.01)
         with pytest.raises(BudgetExceeded):
             method.plan(Budget(0.97 * really, 1e-5))
-    assert math.isinf(paper.really(0.123))
+    assert paper.really(0.123) is None
 
 
 def test_the_authors_settings_are_the_method_s_own() -> None:

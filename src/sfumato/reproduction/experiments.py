@@ -140,8 +140,8 @@ def pinwheel(setting: Setting, case: Case, scale: str) -> Outcome:
         codes = model.encode(images, labels).mean
         rebuilt = torch.sigmoid(model.decode(codes, labels))
     error = float((rebuilt - images).square().flatten(1).sum(1).mean().sqrt())
-    # The prior's corners are at 0 and 1 in either direction: which one is a code nearest to?
-    nearest = (codes > 0.5).long() @ torch.tensor([1, 2])
+    method: Any = release.method
+    nearest = torch.cdist(codes, method.code_prior().corners.to(codes)).argmin(1)
     values = {"arms found in the codes": _agreement(nearest.numpy(), arms), "error of reconstruction": error}
     return Outcome(values, release.card["parameters"], epsilon=release.card["epsilon"])
 

@@ -98,7 +98,7 @@ def filled(
     if found and "FID" in names and "FID" not in found[0]:
         names.insert(names.index("FID") + 1, OWN_DISTANCE)
     values = {name: _compared(printed.get(name), [one[name] for one in found if name in one]) for name in names}
-    given = {} if method is None else {**method.parameters(), **row.look.sampling}
+    given = dict(parameters or {}) if method is None else {**method.parameters(), **row.look.sampling}
     return {
         "setting": row.setting.name,
         "data": collections()[row.case.data].title,
@@ -108,14 +108,14 @@ def filled(
         "missing": row.setting.missing,
         "method": row.setting.method or None,
         "variant": None if method is None else method.variant,
-        "parameters": given or dict(parameters or {}),
+        "parameters": given,
         "claimed": "–" if row.setting.baseline else _text(row.case.epsilon),
         "holds": _holds(paper, row, holds),
         "ran": bool(found) and not row.setting.baseline,
         "trained": bool(spent),
         "epsilon": None if None in spent or not spent else max(value for value in spent if value is not None),
         "trainings": len(found),
-        "counts": {key: value for key, value in given.items() if key in REPETITIONS},
+        "counts": {key: value for key, value in given.items() if key in REPETITIONS and spent},
         "megabytes": megabytes,
         "seconds": seconds,
         "values": {name: value for name, value in values.items() if value is not None},
@@ -175,8 +175,10 @@ def _holds(paper: Paper, row: Row, found: float | None) -> str:
         return f"{found:.3g}"
     if row.setting.method != paper.key:
         return "?"
+    if not paper.holds:
+        return "none"
     really = paper.really(row.case.epsilon)
-    return _text(really) if math.isfinite(really) else "none"
+    return "?" if really is None else _text(really)
 
 
 def _machine() -> str:

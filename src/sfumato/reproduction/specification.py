@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -129,7 +128,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper's entries, and what its claimed ε are worth: ``holds`` by claimed ε; any other is worth nothing.
+    """A paper's entries, and what its claimed ε are worth: ``holds`` by claimed ε, empty where no ε holds at all.
 
     ``presets`` are parameters that several settings start from.
     """
@@ -142,8 +141,9 @@ class Paper:
     holds: Mapping[str, float] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def really(self, claimed: float) -> float:
-        return self.holds.get(f"{claimed:g}", math.inf)
+    def really(self, claimed: float) -> float | None:
+        """The ε of the mechanism that claims this one, if it was computed."""
+        return self.holds.get(f"{claimed:g}")
 
 
 @dataclass(frozen=True)
