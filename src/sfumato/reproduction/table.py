@@ -94,11 +94,14 @@ def _counts(result: dict[str, Any]) -> str:
     """The steps of each method; those that stay at a default they do not use are left out."""
     found: dict[str, set[str]] = {}
     for row in result["rows"]:
-        if row["ran"] and row["counts"]:
-            raw = row["variant"] == "published"
-            key = next((k for k in ("published_iterations", "iterations") if raw and k in row["counts"]), None)
-            key = key or next(iter(row["counts"]))
-            found.setdefault(f"{row['method']}", set()).add(f"{row['counts'][key]:,} {key.replace('_', ' ')}")
+        counts = row["counts"]
+        if not counts:
+            continue
+        order = ("published_iterations", "iterations") if row["variant"] == "published" else ()
+        # A single step asks once; what takes the time then is learning from the answer.
+        order += ("iterations", "steps") if counts.get("steps") == 1 else ("steps", "iterations")
+        key = next(key for key in (*order, *counts) if key in counts)
+        found.setdefault(row["method"], set()).add(f"{counts[key]:,} {key.replace('_', ' ')}")
     return "; ".join(f"{method} {' or '.join(sorted(texts))}" for method, texts in found.items())
 
 
