@@ -97,7 +97,7 @@ def _counts(result: dict[str, Any]) -> str:
         counts = row["counts"]
         if not counts:
             continue
-        order = ("published_iterations", "iterations") if row["variant"] == "published" else ()
+        order: tuple[str, ...] = ("published_iterations", "iterations") if row["variant"] == "published" else ()
         # A single step asks once; what takes the time then is learning from the answer.
         order += ("iterations", "steps") if counts.get("steps") == 1 else ("steps", "iterations")
         key = next(key for key in (*order, *counts) if key in counts)
