@@ -10,7 +10,9 @@ from typing import Any
 from sfumato.reproduction.collection import collections
 from sfumato.reproduction.scale import SCALES
 from sfumato.reproduction.specification import Entry, Paper, papers
-from sfumato.reproduction.table import HEADINGS, caption, lines, verdict
+from sfumato.reproduction.table import caption, number, place, spent, verdict
+
+_HEADINGS = ("data", "setting", "paper's ε", "… holds at", "our ε")
 
 Results = dict[tuple[str, str, str], dict[str, Any]]
 
@@ -108,11 +110,28 @@ def _section(paper: Paper, entry: Entry, results: Results) -> str:
         facts.append(f"**{verdict(result)}**")
     if entry.note:
         facts.append(entry.note)
-    ours = [line for line in lines(result) if line[4] != "–"]
-    left_out = len(list(lines(result))) - len(ours)
-    if left_out:
-        facts.append(f"{left_out} numbers that the paper only cites from others are left out here.")
-    return "\n\n".join((title, "\n".join(f"{fact}  " for fact in facts).rstrip(), _table(HEADINGS, ours)))
+    shown = [row for row in result["rows"] if row["ran"] or row["trainings"] or row["missing"]]
+    cited = sorted({row["setting"] for row in result["rows"]} - {row["setting"] for row in shown})
+    if cited:
+        facts.append(f"Not run, cited by the paper or not measured yet: {', '.join(cited)}.")
+    return "\n\n".join((title, "\n".join(f"{fact}  " for fact in facts).rstrip(), _numbers(shown)))
+
+
+def _numbers(rows: Sequence[dict[str, Any]]) -> str:
+    """A line for each setting, a column for each measure: the paper's number / ours."""
+    measures = list(dict.fromkeys(name for row in rows for name in row["values"]))
+    lines = []
+    for row in rows:
+        cells = [_both(row["values"].get(name)) for name in measures]
+        named = row["setting"] if not row["missing"] else f"{row['setting']} (not run: {row['missing']})"
+        lines.append((place(row), named, row["claimed"], row["holds"], spent(row), *cells))
+    return _table((*_HEADINGS, *(f"{name}: paper / ours" for name in measures)), lines)
+
+
+def _both(value: dict[str, Any] | None) -> str:
+    if value is None:
+        return "–"
+    return f"{number(value['paper'], value['paper_std'])} / {number(value['mean'], value['std'])}"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

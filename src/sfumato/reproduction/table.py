@@ -14,27 +14,31 @@ HEADINGS = ("data", "setting", "measure", "paper", "ours", "paper's ε", "… ho
 def lines(result: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """One line for each number, in the order of ``HEADINGS``."""
     for row in result["rows"]:
-        data = row["data"] if row["records"] is None else f"{row['data']}, {row['records']} records"
         values = row["values"] or {"–": {"paper": None, "paper_std": None, "mean": None, "std": None}}
         for name, value in values.items():
             ours = number(value["mean"], value["std"]) if value["mean"] is not None else _absent(row)
             yield (
-                data,
+                place(row),
                 row["setting"],
                 name,
                 number(value["paper"], value["paper_std"]),
                 ours,
                 row["claimed"],
                 row["holds"],
-                _spent(row),
+                spent(row),
             )
 
 
+def place(row: dict[str, Any]) -> str:
+    """The collection, and how much of it where the paper takes a part."""
+    return row["data"] if row["records"] is None else f"{row['data']}, {row['records']} records"
+
+
 def number(mean: float | None, deviation: float | None) -> str:
-    """Shares and distances of a model in three digits, the rest in one."""
+    """Shares in three digits, scores in two, percents and distances in one."""
     if mean is None:
         return "–"
-    digits = 3 if abs(mean) < 2 else 1
+    digits = 3 if abs(mean) <= 1 else 2 if abs(mean) < 2 else 1
     return f"{mean:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
 
 
@@ -44,7 +48,7 @@ def _absent(row: dict[str, Any]) -> str:
     return "not measured" if row["ran"] else "–"
 
 
-def _spent(row: dict[str, Any]) -> str:
+def spent(row: dict[str, Any]) -> str:
     if not row["trained"]:
         return "–"
     return "none" if row["epsilon"] is None else f"{row['epsilon']:g}"
