@@ -1,4 +1,4 @@
-"""The command line: methods · plan · train · sample · ledger · evaluate · audit · demo · cache."""
+"""The command line: methods · plan · train · sample · ledger · evaluate · audit · report · compare · reproduce."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from sfumato.compare import compare_command
 from sfumato.console import console, errors
 from sfumato.evaluation.command import evaluate_command
 from sfumato.report.command import report_command
+from sfumato.reproduction.command import reproduce_app
 
 if TYPE_CHECKING:
     from sfumato.data.images import Options
@@ -343,6 +344,7 @@ app.command("evaluate")(evaluate_command)
 app.add_typer(audit_app, name="audit")
 app.command("report")(report_command)
 app.command("compare")(compare_command)
+app.add_typer(reproduce_app, name="reproduce")
 
 
 # From options to objects

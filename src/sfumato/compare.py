@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from multiprocessing import get_context, parent_process
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sfumato.console import console, errors
-from sfumato.trial import BASELINES, EVALUATION, Cell, Terms, do
+from sfumato.processes import run_tasks
+from sfumato.trial import Baselines, Cell, Terms, Trial, begin
 
 if TYPE_CHECKING:
     from sfumato.methods import Method
@@ -158,79 +156,7 @@ def _show_plan(cells: Sequence[Cell], terms: Terms) -> None:
 
 
 def run_all(cells: Sequence[Cell], terms: Terms, *, jobs: int) -> dict[str, str]:
-    """Do what is not done yet, ``jobs`` at a time, each in a process of its own; what failed, and why."""
-    _begin(terms)
-    tasks: list[Cell | None] = [None, *cells]
-    left = [task for task in tasks if not _finished(task, terms.out)]
-    jobs = max(1, min(jobs, len(left)))
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    failed: dict[str, str] = {}
-    # A fresh process for each run, so that its peak memory is its own.
-    pool = ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), initializer=_stay_with_parent, initargs=(threads,), max_tasks_per_child=1
-    )
-    try:
-        futures: dict[Future[None], Cell | None] = {pool.submit(do, task, terms): task for task in left}
-        for done, future in enumerate(as_completed(futures), start=1):
-            name = str(futures[future] or "baselines")
-            problem = future.exception()
-            if problem is not None:
-                failed[name] = f"{type(problem).__name__}: {problem}"
-            errors.print(
-                f"{done} of {len(left)}: {name}{'' if problem is None else f' FAILED: {failed[name]}'}",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
-    except KeyboardInterrupt:
-        errors.print("\nStopped. The same command goes on from here; the ledgers hold what was spent.")
-        raise typer.Exit(130) from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-    return failed
-
-
-def _begin(terms: Terms) -> None:
-    from sfumato.report.folder import write_whole
-
-    path = terms.out / "terms.json"
+    """Do what is not done yet, ``jobs`` at a time; what failed, and why."""
     places = {"path": str(terms.data.resolve()), "test": None if terms.test is None else str(terms.test.resolve())}
-    facts = json.loads(json.dumps({**terms.facts(), **places}))
-    if path.exists():
-        before = json.loads(path.read_text())
-        changed = sorted(key for key in {*before, *facts} if before.get(key) != facts.get(key))
-        if changed:
-            raise ValueError(f"{terms.out} holds a comparison with another {', '.join(changed)}; choose another --out")
-        return
-    if terms.out.exists() and any(terms.out.iterdir()):
-        raise FileExistsError(f"{terms.out} is not empty and holds no comparison; choose another --out")
-    terms.out.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_whole(path, json.dumps(facts, indent=2) + "\n", private=True)
-
-
-def _finished(task: Cell | None, out: Path) -> bool:
-    if task is None:
-        return (out / BASELINES).exists()
-    folder = task.folder(out)
-    return (folder / "internal" / EVALUATION).exists() and _same_settings(task, folder)
-
-
-def _same_settings(cell: Cell, folder: Path) -> bool:
-    facts = json.loads((folder / "internal" / "run.json").read_text())
-    if facts["parameters"] != json.loads(json.dumps(cell.method.parameters())):
-        raise ValueError(f"{folder} holds a run with other parameters; choose another --out")
-    return True
-
-
-def _stay_with_parent(threads: int) -> None:
-    """Few threads, and no life after the command's: a killed comparison must leave its ledgers unlocked."""
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    parent = parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    Thread(target=watch, daemon=True).start()
+    begin(terms.out, {**terms.facts(), **places}, what="comparison")
+    return run_tasks([Baselines(terms), *(Trial(cell, terms) for cell in cells)], jobs=jobs)

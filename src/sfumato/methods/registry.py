@@ -12,6 +12,8 @@ METHODS: dict[str, str] = {
     "dp-merf": "sfumato.methods.dp_merf:DPMERF",
     "dp2-vae": "sfumato.methods.dp2_vae:DP2VAE",
     "dpaf": "sfumato.methods.dpaf:DPAF",
+    "dp-realnvp": "sfumato.methods.dp_realnvp:DPRealNVP",
+    "dp-vae": "sfumato.methods.dp_vae:DPVAE",
     "dppm": "sfumato.methods.dppm:DPPM",
 }
 

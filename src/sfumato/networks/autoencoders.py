@@ -57,12 +57,16 @@ class Autoencoder(nn.Module):
             for (a, b), (h, w) in reversed(list(zip(pairs, sizes, strict=False)))
         )
 
-    def encode(self, images: Tensor) -> Tensor:
-        """``[B, C, H, W]`` in 0..1 → ``[B, code]``."""
+    def features(self, images: Tensor) -> Tensor:
+        """``[B, C, H, W]`` in 0..1 → what the code is computed from, one row for each image."""
         hidden = images
         for layer in self.down:
             hidden = F.relu(layer(hidden))
-        code: Tensor = self.encode_last(hidden.flatten(1))
+        return hidden.flatten(1)
+
+    def encode(self, images: Tensor) -> Tensor:
+        """``[B, C, H, W]`` in 0..1 → ``[B, code]``."""
+        code: Tensor = self.encode_last(self.features(images))
         return code
 
     def decode(self, code: Tensor) -> Tensor:
