@@ -20,7 +20,9 @@ from sfumato.privacy.answers import Part, Question, Tape, noisy
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.events import NoisySums, RawAccess
 from sfumato.privacy.gradients import Batch, Clip, Loss, check, check_rows, clipped_sum, groups_of
+from sfumato.privacy.gradients.features import clipped_feature_sum
 from sfumato.privacy.gradients.noisy import NoisyGradient
+from sfumato.privacy.gradients.terms import Coupled, Grouped, GroupLoss, Terms
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Randomness
@@ -35,7 +37,6 @@ Item = TypeVar("Item")
 
 _CHUNK = 1 << 24  # numbers in one chunk of images
 _SUM_CHUNK = 256  # units in one chunk of feature vectors, which may be long
-_MARGIN = 1e-9  # the clip of a float64 sum aims this much lower, for the rounding of the division
 
 
 class AnswerLost(RuntimeError):
@@ -264,7 +265,6 @@ class Step:
         """
         groups = groups_of(model, clip)
         self._probe(block, draws, state, lambda batch: check(model, loss, batch, clip))
-        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         totals: dict[str, Tensor] = {}
         numbers = math.prod(self._curator.shape) * draws
         for batch in self._batches(block, draws, state, max(1, _CHUNK // numbers)):
@@ -276,12 +276,38 @@ class Step:
             for group, (bound, names) in groups.items()
         )
         names = [name for _, members in groups.values() for name in members]
-        shapes = {name: tuple(parameters[name].shape) for name in names}
-        answer = self._answer(block, parts, {"question": "gradient", "draws": draws, "shapes": shapes})
-        pieces = answer.split([parameters[name].numel() for name in names])
-        return NoisyGradient(
-            model, {n: p.view(shapes[n]).to(parameters[n].dtype) for n, p in zip(names, pieces, strict=True)}
-        )
+        return self._gradient(block, model, names, parts, {"question": "gradient", "draws": draws})
+
+    def noisy_term_gradient(
+        self, block: str, model: nn.Module, sample_loss: Loss | None, group_loss: GroupLoss, *,
+        groups: int, clips: tuple[float, float], batch: float, draws: int = 1,
+    ) -> NoisyGradient:  # fmt: skip
+        """Records' own terms and terms of random groups of records under one noise of σ·(C1/B + 2·C2/b), on the
+        average; see :class:`Grouped`. ``batch`` is the public B, ``clips`` are C1 and C2."""
+        return self._terms(block, model, Grouped(sample_loss, group_loss, groups, clips, batch), draws)
+
+    def noisy_coupled_gradient(
+        self, block: str, model: nn.Module, sample_loss: Loss, batch_loss: GroupLoss, *, clip: float, batch: int
+    ) -> NoisyGradient:
+        """Every record's own term with the whole batch's added before the clip: moves by (2B − 1)·C ÷ B; see
+        :class:`Coupled`. More than ``batch`` units count as none."""
+        return self._terms(block, model, Coupled(sample_loss, batch_loss, clip, batch), 1)
+
+    def _terms(self, block: str, model: nn.Module, terms: Terms, draws: int) -> NoisyGradient:
+        self._probe(block, draws, None, lambda few: terms.check(model, few))
+        (whole,) = self._batches(block, draws, None, max(1, len(self._batch)))
+        totals = terms.total(model, whole)
+        spread = self._noise_multiplier(block) * terms.bound
+        parts = (Part("all", torch.cat([total.flatten() for total in totals.values()]), terms.bound, spread),)
+        return self._gradient(block, model, list(totals), parts, {"question": "terms", "draws": draws})
+
+    def _gradient(
+        self, block: str, model: nn.Module, names: list[str], parts: tuple[Part, ...], public: dict[str, Any]
+    ) -> NoisyGradient:
+        own = dict(model.named_parameters())
+        answer = self._answer(block, parts, {**public, "shapes": {name: tuple(own[name].shape) for name in names}})
+        pieces = zip(names, answer.split([own[name].numel() for name in names]), strict=True)
+        return NoisyGradient(model, {name: piece.view_as(own[name]).to(own[name].dtype) for name, piece in pieces})
 
     def noisy_sum(
         self,
@@ -307,7 +333,7 @@ class Step:
             with torch.no_grad():
                 values = features(*arguments) if batch.state is None else features(*arguments, batch.state)
             shape = tuple(values.shape[1:])
-            clipped = _clipped_feature_sum(values.flatten(1), batch, bound, classes if by_class else None)
+            clipped = clipped_feature_sum(values.flatten(1), batch, bound, classes if by_class else None)
             total = clipped if total is None else total + clipped
         if total is None or shape is None:
             raise RuntimeError("a step without a batch")
@@ -387,25 +413,3 @@ class Step:
 
 
 Curator.step_type = Step
-
-
-def _clipped_feature_sum(values: Tensor, batch: Batch, bound: float, classes: int | None) -> Tensor:
-    """``[classes or 1, features]`` in float64. A unit whose vector is not finite counts as zero."""
-    units, k = batch.units, batch.rows_per_unit
-    real = batch.weights.flatten() > 0
-    rows = torch.where(real[:, None], values.double() * batch.weights.flatten()[:, None].double(), 0.0)
-    if k > 1 and classes is not None:
-        slots = (torch.arange(units, device=rows.device).repeat_interleave(k) * classes + batch.labels)[:, None]
-        vectors = rows.new_zeros(units * classes, rows.shape[1]).scatter_add_(0, slots.expand_as(rows), rows)
-        vectors = vectors.view(units, classes * rows.shape[1])
-    else:
-        vectors = rows.view(units, k, -1).sum(1) if k > 1 else rows
-    norms = vectors.norm(dim=1, keepdim=True)
-    finite = torch.isfinite(norms)
-    factors = torch.where(finite, (bound * (1 - _MARGIN) / norms.clamp(min=1e-300)).clamp(max=1.0), 0.0)
-    vectors = torch.where(finite, vectors, 0.0) * factors
-    if classes is None:
-        return vectors.sum(0, keepdim=True)
-    if k > 1:
-        return vectors.sum(0).view(classes, -1)
-    return vectors.new_zeros(classes, vectors.shape[1]).index_add_(0, batch.labels, vectors)

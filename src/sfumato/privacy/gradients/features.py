@@ -1,0 +1,32 @@
+"""Sums of clipped feature vectors, one for each unit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sfumato.privacy.gradients.batch import Batch
+
+_MARGIN = 1e-9  # the clip of a float64 sum aims this much lower, for the rounding of the division
+
+
+def clipped_feature_sum(values: Tensor, batch: Batch, bound: float, classes: int | None) -> Tensor:
+    """``[classes or 1, features]`` in float64. A unit whose vector is not finite counts as zero."""
+    units, k = batch.units, batch.rows_per_unit
+    real = batch.weights.flatten() > 0
+    rows = torch.where(real[:, None], values.double() * batch.weights.flatten()[:, None].double(), 0.0)
+    if k > 1 and classes is not None:
+        slots = (torch.arange(units, device=rows.device).repeat_interleave(k) * classes + batch.labels)[:, None]
+        vectors = rows.new_zeros(units * classes, rows.shape[1]).scatter_add_(0, slots.expand_as(rows), rows)
+        vectors = vectors.view(units, classes * rows.shape[1])
+    else:
+        vectors = rows.view(units, k, -1).sum(1) if k > 1 else rows
+    norms = vectors.norm(dim=1, keepdim=True)
+    finite = torch.isfinite(norms)
+    factors = torch.where(finite, (bound * (1 - _MARGIN) / norms.clamp(min=1e-300)).clamp(max=1.0), 0.0)
+    vectors = torch.where(finite, vectors, 0.0) * factors
+    if classes is None:
+        return vectors.sum(0, keepdim=True)
+    if k > 1:
+        return vectors.sum(0).view(classes, -1)
+    return vectors.new_zeros(classes, vectors.shape[1]).index_add_(0, batch.labels, vectors)
