@@ -201,7 +201,8 @@ def test_a_sample_loss_that_mixes_is_refused() -> None:
 
 
 def test_numbers_that_bound_nothing_are_refused() -> None:
-    for groups, clips, size in [(0, (1.0, 1.0), 4.0), (2, (0.0, 1.0), 4.0), (2, (1.0, -1.0), 4.0), (2, (1.0, 1.0), 0.0)]:
+    wrong = [(0, (1.0, 1.0), 4.0), (2, (0.0, 1.0), 4.0), (2, (1.0, -1.0), 4.0), (2, (1.0, 1.0), 0.0)]
+    for groups, clips, size in wrong:
         with pytest.raises(ValueError, match=r"must be"):
             Grouped(own, spread, groups=groups, clips=clips, batch=size)
     with pytest.raises(ValueError, match="whole number"):

@@ -11,6 +11,7 @@ METHODS: dict[str, str] = {
     "dp-lflow": "sfumato.methods.dp_lflow:DPLFlow",
     "dp-merf": "sfumato.methods.dp_merf:DPMERF",
     "dppm": "sfumato.methods.dppm:DPPM",
+    "privae": "sfumato.methods.privae:PRIVAE",
 }
 
 

@@ -88,7 +88,7 @@ class Draws:
     def normal(self, name: str, *shape: int) -> Tensor:
         """Standard normal, ``[rows, *shape]``, in torch's default dtype."""
         count = math.prod(shape)
-        pairs = self.uniform(name, 2 * (-(-count // 2))).view(len(self.rows), 2, -1)
+        pairs = self.uniform(name, 2, -(-count // 2))
         return torch.cat(_box_muller(pairs[:, 0], pairs[:, 1]), dim=1)[:, :count].view(-1, *shape)
 
     def integers(self, name: str, high: int, *shape: int) -> Tensor:
