@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfumato.networks.priors import Prior, log_normal
 from sfumato.networks.variational import Posterior
@@ -32,32 +32,8 @@ def slope(distance: Callable[[Tensor], Tensor], mean: Tensor) -> Tensor:
     return gradient
 
 
-class RunningMean(nn.Module):
-    """An exponential average of noisy mean embeddings over steps: they are released, so it costs nothing.
-
-    The codes move slowly and the noise is fresh in every step. A module, so that a checkpoint keeps it.
-    """
-
-    def __init__(self, features: int, *, decay: float) -> None:
-        super().__init__()
-        if not 0 <= decay < 1:
-            raise ValueError(f"the decay must lie in [0, 1), not {decay:g}; 0 forgets everything at once")
-        self.decay = decay
-        self.total: Tensor
-        self.weight: Tensor
-        self.register_buffer("total", torch.zeros(features))
-        self.register_buffer("weight", torch.zeros(()))
-
-    def forward(self, mean: Tensor) -> Tensor:
-        self.total = self.decay * self.total + (1 - self.decay) * mean
-        self.weight = self.decay * self.weight + (1 - self.decay)
-        return self.total / self.weight
-
-
 class Divergence(ABC):
     """How far a batch of posteriors is from a prior, by its mean embedding."""
-
-    features: int
 
     @abstractmethod
     def embed(self, posterior: Posterior, noise: Tensor) -> Tensor:
@@ -84,7 +60,6 @@ class CauchyMMD(Divergence):
         each = [-torch.log1p(-shares) / math.sqrt(scale) for scale in CAUCHY_SCALES]
         self.frequencies = torch.cat(each)
         cosine, sine = prior.wave(self.frequencies)
-        self.features = 2 * prior.code * len(self.frequencies)
         self._size = math.sqrt(prior.code * len(self.frequencies))
         self._target = torch.cat([cosine, sine]).expand(prior.code, -1).flatten() / self._size
 
@@ -112,7 +87,6 @@ class ForwardKL(Divergence):
     """
 
     def __init__(self, prior: Prior, *, points: int = 64, bandwidth: float = 0.2, floor: float = 1e-3) -> None:
-        self.features = points
         self.points = prior.draw(points)
         self.points = self.points + bandwidth * torch.randn_like(self.points)
         self.bandwidth, self.floor = bandwidth, floor

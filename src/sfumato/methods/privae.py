@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.methods.base import Method, Shape
-from sfumato.methods.divergences import CauchyMMD, Divergence, ForwardKL, RunningMean, slope
+from sfumato.methods.divergences import CauchyMMD, Divergence, ForwardKL, slope
 from sfumato.networks.priors import Corners, Prior, SparseMixture, StandardNormal, log_normal
 from sfumato.networks.variational import Posterior, VariationalAutoencoder
 from sfumato.privacy import Block, Counts, Curator, NoisyGradient, NoisySums, Step
@@ -63,14 +63,14 @@ class PRIVAE(Method):
     }
 
     rate: float = 0.02
-    steps: int = 300
+    steps: int = 200
     batch: int = 0
     groups: int = 16
     clip: float = 1.0
     group_clip: float = 0.003
     prior: str = "sparse"
     divergence: str = "mmd"
-    alpha: float = 10000.0
+    alpha: float = 1000.0
     beta: float = 1.0
     draws: int = 1
     likelihood: str = "bernoulli"
@@ -80,7 +80,6 @@ class PRIVAE(Method):
     depth: int = 1
     learning_rate: float = 0.002
     embedding_noise: float = 2.0
-    embedding_memory: float = 0.0
     count_noise: float = 50.0
     claimed_epsilon: float = 10.0
 
@@ -150,9 +149,8 @@ class PRIVAE(Method):
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         noise = curator.plan.event(_TRAIN).blocks[0].noise_multiplier
         terms = Terms(self, self.code_prior(), self.divergence_of(floor=noise / size))
-        average = RunningMean(terms.divergence.features, decay=self.embedding_memory).to(curator.device)
-        for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer, "average": average}):
-            terms.ask(step, model, average, size).apply(optimizer)
+        for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer}):
+            terms.ask(step, model, size).apply(optimizer)
         return model, counts
 
     def divergence_of(self, *, floor: float = 1e-3) -> Divergence:
@@ -176,7 +174,7 @@ class Terms:
     prior: Prior
     divergence: Divergence
 
-    def ask(self, step: Step, model: VariationalAutoencoder, average: RunningMean, size: float) -> NoisyGradient:
+    def ask(self, step: Step, model: VariationalAutoencoder, size: float) -> NoisyGradient:
         """The noisy gradient of one step, by the method's variant; ``size`` is the public B."""
         method = self.method
         if method.variant == "batch-aggregation":
@@ -188,7 +186,7 @@ class Terms:
             cap = method.batch or math.ceil(size + 3 * math.sqrt(size))
             return step.noisy_coupled_gradient("gradient", model, self.own, self.shared, clip=method.clip, batch=cap)
         if method.variant == "linearised" or not method.alpha:
-            loss = self.linearised(step, model, average, size) if method.alpha else self.own
+            loss = self.linearised(step, model, size) if method.alpha else self.own
             return step.noisy_gradient("gradient", model, loss, clip=method.clip, draws=method.draws) / size
         if method.variant == "published":
             own = step.noisy_gradient("gradient", model, self.own, clip=method.clip, draws=method.draws) / size
@@ -231,14 +229,14 @@ class Terms:
         own = self._own(model, posterior, images, labels, random).mean()
         return own + self.method.alpha * self.divergence.between(self._embed(posterior, random))
 
-    def linearised(self, step: Step, model: VariationalAutoencoder, average: RunningMean, size: float) -> Loss:
+    def linearised(self, step: Step, model: VariationalAutoencoder, size: float) -> Loss:
         """The loss of one record with the divergence's slope at the released mean embedding."""
 
         def features(images: Tensor, labels: Tensor, random: Draws) -> Tensor:
             return self._embed(model.encode(images, labels), random)
 
         total = step.noisy_sum("embedding", features, bound=1.0)
-        weights = self.method.alpha * slope(self.divergence.distance, average(total / size))
+        weights = self.method.alpha * slope(self.divergence.distance, total / size)
 
         def loss(model: VariationalAutoencoder, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
             # Encoded once: a layer that is used twice costs the engine a gradient for each record.
