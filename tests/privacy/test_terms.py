@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.privacy import Randomness
-from sfumato.privacy.gradients import Batch, Refused
+from sfumato.privacy.gradients import Batch, Refused, loop, shifted
 from sfumato.privacy.gradients.terms import Coupled, Grouped, group_gradient
 
 
@@ -38,7 +38,7 @@ def own(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Ten
 def spread(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
     """A batch loss: how far the codes' mean and second moments are from a standard normal's."""
     codes = model(images)
-    return codes.mean(0).square().sum() + (codes.T @ codes / len(codes) - torch.eye(3)).square().sum()
+    return codes.mean(0).square().sum() + (codes.T @ codes / len(codes) - torch.eye(3).to(codes)).square().sum()
 
 
 def flat(parts: dict[str, Tensor]) -> Tensor:
@@ -153,13 +153,29 @@ def test_a_batch_above_the_cap_counts_as_empty() -> None:
 
 
 def test_the_coupled_sum_is_the_formula() -> None:
-    model, images = Net(), torch.randn(7, 1, 2, 2)
+    model, images = Net().double(), torch.randn(7, 1, 2, 2, dtype=torch.float64)
     batch = batch_of(images)
     expected = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
     for image in images:
         both = own(model, image[None], batch.labels, None)[0] + spread(model, images, batch.labels, None)
         expected += by_hand(model, both, 0.7) / 10
     assert torch.allclose(flat(Coupled(own, spread, clip=0.7, batch=10).total(model, batch)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e4])
+def test_both_ways_to_a_shifted_sum_agree(scale: float) -> None:
+    """The books with a forward derivative, and whole gradients; also where the shift all but cancels a gradient."""
+    model, batch = Net(), batch_of(torch.randn(30, 1, 2, 2))
+    shift = {name: -scale * value for name, value in group_gradient(model, spread, batch).items()}
+    if scale == 1.0:
+        shift = {name: -value for name, value in loop.unit_gradient(model, own, batch.take(0, 1)).items()}
+    fast = shifted._counted(model, own, batch, 0.5, shift)
+    assert fast is not None
+    slow = torch.zeros_like(flat(shift))
+    for unit in range(30):
+        vector = flat(loop.unit_gradient(model, own, batch.take(unit, unit + 1))) + flat(shift)
+        slow += vector * min(1.0, 0.5 / max(1e-30, float(vector.norm())))
+    assert float((flat(fast) - slow).norm()) < 0.02 * 15
 
 
 class Remembers:

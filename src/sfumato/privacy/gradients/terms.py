@@ -19,6 +19,7 @@ from sfumato.privacy.gradients.engine import clipped_sum
 from sfumato.privacy.gradients.mixing import refuse_mixing
 from sfumato.privacy.gradients.probe import check, disturbed
 from sfumato.privacy.gradients.refusal import Refused
+from sfumato.privacy.gradients.shifted import shifted_sum
 
 GroupLoss = Callable[..., Tensor]
 """``group_loss(model, images, labels, random)``: one number for all its rows, from these rows and the model alone."""
@@ -117,17 +118,8 @@ class Coupled(Terms):
         if batch.units > self.batch:
             return _zeros(model)
         shared = group_gradient(model, self.batch_loss, batch)
-        return {name: value / self.batch for name, value in self._sum(model, batch, shared).items()}
-
-    def _sum(self, model: nn.Module, batch: Batch, shared: dict[str, Tensor]) -> dict[str, Tensor]:
-        def loss(model: nn.Module, *row: object) -> Tensor:
-            own = self.sample_loss(model, *row)
-            # A linear function of the parameters, whose gradient is the batch's.
-            parameters = dict(model.named_parameters())
-            common = [(parameters[name] * value.to(parameters[name].dtype)).sum() for name, value in shared.items()]
-            return own + torch.stack(common).sum()
-
-        return clipped_sum(model, loss, batch, self.clip)
+        total = shifted_sum(model, self.sample_loss, batch, self.clip, shared)
+        return {name: value / self.batch for name, value in total.items()}
 
     def check(self, model: nn.Module, batch: Batch) -> None:
         check(model, self.sample_loss, batch, self.clip)
