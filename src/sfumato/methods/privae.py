@@ -62,8 +62,8 @@ class PRIVAE(Method):
         "published": "grouped with the authors' noise, certified at the ε it really has",
     }
 
-    rate: float = 0.02
-    steps: int = 200
+    rate: float = 0.03
+    steps: int = 300
     batch: int = 0
     groups: int = 16
     clip: float = 1.0
@@ -78,7 +78,7 @@ class PRIVAE(Method):
     code: int = 50
     hidden: int = 100
     depth: int = 1
-    learning_rate: float = 0.002
+    learning_rate: float = 0.01
     embedding_noise: float = 2.0
     count_noise: float = 50.0
     claimed_epsilon: float = 10.0
