@@ -77,7 +77,7 @@ def pinwheel(count: int, random: np.random.Generator) -> tuple[np.ndarray, np.nd
 
 
 PINWHEEL = PRIVAE(
-    variant="linearised", rate=0.5, steps=100, prior="corners", divergence="kl", alpha=3.0, beta=0.0, draws=4,
+    variant="linearised", rate=0.5, steps=100, prior="corners", divergence="kl", alpha=1.0, beta=0.0, draws=4,
     likelihood="normal", deviation=0.1, code=2, hidden=32, depth=2, clip=1.0, learning_rate=0.02, count_noise=20.0,
 )  # fmt: skip
 PINWHEEL_FORMS = {

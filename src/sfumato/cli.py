@@ -140,11 +140,15 @@ def train(
     declared_size: Annotated[int | None, typer.Option(help="About how many units there are, made public.")] = None,
 ) -> None:
     """Learn from a private collection and write a release."""
+    import torch
+
     from sfumato.console import ProgressBar
+    from sfumato.cost import Cost
     from sfumato.data import PrivateImages
     from sfumato.methods.run import Run
 
     chosen = _method(method, variant, settings, config, rate, steps)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     budget = _budget(epsilon, delta, unit, no_guarantee)
     planned = chosen.plan(budget)
     reading = {
@@ -165,6 +169,7 @@ def train(
     options = _options(size, colour, classes, no_labels, missing_labels, label_column, person_column, split, skip_bad)
     options["internal"] = internal
     private = PrivateImages.read(data, declared_size=declared_size, **options)
+    cost = Cost(device, resumed=resume)
     try:
         with ProgressBar() as progress:
             release = chosen.fit(
@@ -178,6 +183,7 @@ def train(
                 command=_command(chosen, budget, {**reading, "declared_size": declared_size}),
                 seed=seed,
             )
+        cost.keep(run.internal)
         run.finish(release)
     except KeyboardInterrupt:
         errors.print(f"\nStopped. {run.ledger} holds what was spent; go on with the same command and --resume.")

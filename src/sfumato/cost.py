@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import sys
 import time
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from sfumato.report.folder import write_whole
 
 
 class Cost:
@@ -34,6 +37,10 @@ class Cost:
             "threads": torch.get_num_threads(),
             "resumed": self.resumed,
         }
+
+    def keep(self, internal: Path) -> None:
+        """For the internal report."""
+        write_whole(internal / "cost.json", json.dumps(self.so_far(), indent=2) + "\n", private=True)
 
 
 def peak_memory() -> int:

@@ -69,6 +69,7 @@ def test_train_sample_and_ledger(data: Path, tmp_path: Path) -> None:
     assert "at most a factor" in done.stdout and "generator: 5 of 5" in done.stderr
     assert sorted(path.name for path in run.iterdir() if "ledger" not in path.name) == ["internal", "release"]
     assert not (run / "internal" / "checkpoint").exists()
+    assert json.loads((run / "internal" / "cost.json").read_text())["seconds"] > 0
 
     card = json.loads((run / "release" / "card.json").read_text())
     assert card["guarantee"] == "certified" and card["epsilon"] <= 3

@@ -72,8 +72,8 @@ class DPLFlow(Method):
     steps: int = 300
     code: int = 20
     width: int = 0
-    couplings: int = 9
-    hidden: int = 200
+    couplings: int = 6
+    hidden: int = 100
     reconstruction: float = 1e5
     latent_noise: float = 0.0
     draws: int = 1
@@ -85,7 +85,7 @@ class DPLFlow(Method):
     averaging: float = 0.9
     count_noise: float = 50.0
     claimed_epsilon: float = 10.0
-    temperature: float = 1.0
+    temperature: float = 1.15
     sharpness: float = 0.0
 
     def __post_init__(self) -> None:

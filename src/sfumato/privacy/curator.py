@@ -306,6 +306,9 @@ class Step:
     ) -> NoisyGradient:
         own = dict(model.named_parameters())
         answer = self._answer(block, parts, {**public, "shapes": {name: tuple(own[name].shape) for name in names}})
+        dtypes = {own[name].dtype for name in names}
+        if len(dtypes) == 1:
+            answer = answer.to(dtypes.pop())  # at once: a device starts slowly and runs fast
         pieces = zip(names, answer.split([own[name].numel() for name in names]), strict=True)
         return NoisyGradient(model, {name: piece.view_as(own[name]).to(own[name].dtype) for name, piece in pieces})
 

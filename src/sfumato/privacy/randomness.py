@@ -139,12 +139,17 @@ class Randomness:
             raise RuntimeError(f"noise for {label} was drawn before; under one noise two answers show their difference")
         self._spent.add(key)
         pairs = -(-count // 2)
-        position = torch.arange(pairs, device=device)
-        zero = torch.zeros_like(position)
-        a, b, c, d = philox((position & _WORD, position >> 32, zero, zero), key)
-        uniform = (((a << 20) | (b >> 12)).double() + 0.5) / 2.0**52
-        angle = ((c << 20) | (d >> 12)).double() / 2.0**52
-        return torch.cat(_box_muller(uniform, angle))[:count]
+        noise = torch.empty(2, pairs, dtype=torch.float64, device=device)
+        # In pieces that a processor's cache holds, which is several times as fast; a GPU takes all at once.
+        size = _CACHED if noise.device.type == "cpu" else max(1, pairs)
+        for start in range(0, pairs, size):
+            position = torch.arange(start, min(pairs, start + size), device=device)
+            zero = torch.zeros_like(position)
+            a, b, c, d = philox((position & _WORD, position >> 32, zero, zero), key)
+            uniform = (((a << 20) | (b >> 12)).double() + 0.5) / 2.0**52
+            angle = ((c << 20) | (d >> 12)).double() / 2.0**52
+            noise[0, start : start + size], noise[1, start : start + size] = _box_muller(uniform, angle)
+        return noise.flatten()[:count]
 
 
-_CHUNK = 1 << 18
+_CHUNK, _CACHED = 1 << 18, 1 << 15
