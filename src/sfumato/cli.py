@@ -117,7 +117,10 @@ def plan(
         device = "cuda" if torch.cuda.is_available() else "cpu"
         work = rehearse(chosen, shape=(channels, size, size), classes=classes, images=images, device=device)
     if as_json:
+        from sfumato.release.odds import best_guess
+
         facts = {"method": method, "parameters": chosen.parameters(), **planned.to_json()}
+        facts["best_guess"] = 1.0 if no_guarantee else best_guess(planned.events)
         return _print_json(facts if work is None else {**facts, "work": work.to_json()})
     _show_plan(chosen, planned)
     if work is not None:
@@ -447,7 +450,7 @@ def _show_plan(method: Method, planned: Plan, *, to: Any = None) -> None:
     to = to or console
     facts = planned.to_json()
     promise = "no guarantee" if facts["epsilon"] is None else f"ε {facts['epsilon']:.4g} at δ {planned.budget.delta:g}"
-    to.print(f"{method.name} ({method.variant}): {promise}, add or remove one {planned.budget.unit}")
+    to.print(f"{method.name} ({method.variant}): {promise}, {facts['relation']} ({planned.budget.unit})")
     _show_events(facts["events"], to=to)
 
 

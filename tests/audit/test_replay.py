@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sfumato.audit.replay import participants, replay
-from sfumato.audit.twins import TWINS, SoundTwin
+from sfumato.audit.twins import TWINS, GroupedTwin, SoundTwin
 from sfumato.privacy import Budget
 from worst_case import worst_case_images
 
@@ -29,6 +29,8 @@ RULES = {
     "a loss that mixes the batch": {"refused"},
     "un-noised momentum": {"same release"},
     "private state read across records": {"refused"},
+    "one clip for a group's vector": {"movement"},
+    "groups cut in order": {"movement"},
 }
 # These move no sum and no release; listening to the noise is what finds them.
 SILENT = {"seeded noise", "answers left in floating point"}
@@ -44,8 +46,9 @@ def test_every_broken_twin_is_caught_by_the_rule_it_breaks(twin: type[SoundTwin]
     assert RULES[mistake(twin)] <= {finding.rule for finding in result.findings}
 
 
-def test_the_sound_twin_is_not() -> None:
-    result = replay(SoundTwin.small(), worst_case_images(size=8), budget=BUDGET, pairs=40)
+@pytest.mark.parametrize("sound", [SoundTwin, GroupedTwin])
+def test_the_sound_twins_are_not(sound: type[SoundTwin]) -> None:
+    result = replay(sound.small(), worst_case_images(size=8), budget=BUDGET, pairs=40)
     assert result.findings == [] and result.pairs == 40
     assert result.vacuous() == []
 

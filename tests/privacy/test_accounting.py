@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sfumato.privacy import Block, Budget, BudgetExceeded, NoisySums, Plan, RawAccess
-from sfumato.privacy.accounting import best_guess, calibrate, epsilon, most_recognised
+from sfumato.privacy.accounting import calibrate, epsilon
+from sfumato.release.odds import best_guess, most_recognised
 
 
 def event(rate: float, noise: float, steps: int, name: str = "train") -> NoisySums:

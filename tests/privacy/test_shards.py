@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from sfumato.data import PrivateImages
 from sfumato.methods.dp2_vae import DP2VAE
 from sfumato.privacy import Block, Budget, Curator, Ledger, NoisySums, Plan, PrivateState, Randomness
-from sfumato.privacy.accounting import best_guess, epsilon, most_recognised, relation
+from sfumato.privacy.accounting import epsilon, relation
 from sfumato.privacy.answers import Question
 from sfumato.privacy.events import event_from_json
 from sfumato.privacy.gradients import Refused
 from sfumato.privacy.gradients import state as states
 from sfumato.privacy.gradients.shards import Partition
 from sfumato.privacy.sampling import Units
+from sfumato.release.odds import best_guess, most_recognised
 from worst_case import worst_case_images
 
 SHARDS = 5

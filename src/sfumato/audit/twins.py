@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from sfumato.methods.base import Method, Shape
 from sfumato.privacy import Block, Counts, Curator, NoisyGradient, NoisySums, PrivateRecords, Step
 from sfumato.privacy.answers import Part, Question, noisy
+from sfumato.privacy.gradients import Batch
+from sfumato.privacy.gradients.terms import Grouped, Terms
 from sfumato.release.release import Release
 
 
@@ -119,6 +121,31 @@ class _PaysLater(Step):
             curator._charge(event)
 
 
+class _OneGroupClip(Grouped):
+    """A group's vector is believed to move by its clip, as if it could only come or go."""
+
+    @property
+    def bound(self) -> float:
+        return self.clips[0] / self.batch + self.clips[1] / self.groups
+
+
+class _CutInOrder(Grouped):
+    """The batch is cut into groups of one size: whoever comes after the missing unit may change groups."""
+
+    def labels(self, batch: Batch) -> Tensor:
+        return torch.arange(batch.units, device=batch.labels.device) * self.groups // max(1, batch.units)
+
+
+class _OneGroupClipStep(Step):
+    def _terms(self, block: str, model: nn.Module, terms: Terms, draws: int) -> NoisyGradient:
+        return super()._terms(block, model, _OneGroupClip(**vars(terms)), draws)
+
+
+class _CutInOrderStep(Step):
+    def _terms(self, block: str, model: nn.Module, terms: Terms, draws: int) -> NoisyGradient:
+        return super()._terms(block, model, _CutInOrder(**vars(terms)), draws)
+
+
 class _Shuffled(Step):
     """An epoch is a permutation cut into batches of one size; the ledger is told of independent coins."""
 
@@ -184,6 +211,14 @@ class _UnclippedCurator(Curator):
 
 class _PaysLaterCurator(Curator):
     step_type = _PaysLater
+
+
+class _OneGroupClipCurator(Curator):
+    step_type = _OneGroupClipStep
+
+
+class _CutInOrderCurator(Curator):
+    step_type = _CutInOrderStep
 
 
 class _SkipsEmptyCurator(Curator):
@@ -406,6 +441,41 @@ class StateAcrossRecords(SoundTwin):
         return model, None
 
 
+@dataclass(frozen=True)
+class GroupedTwin(SoundTwin):
+    """Mean images by each record's own loss and by one of random groups: sound, the control of the next two."""
+
+    groups: int = 4
+    group_clip: float = 1.0
+    batch: float = 12.0
+
+    def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
+        clips = (self.clip, self.group_clip)
+        return step.noisy_term_gradient(
+            "gradient", model, self.loss, self.group_loss, groups=self.groups, clips=clips, batch=self.batch
+        )
+
+    def group_loss(self, model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
+        """Up or down, by whether the images with a dark corner are even in number: each of them turns its group."""
+        dark = (images[:, 0, 0, 0] < 0.5).sum()
+        side = 1 - 2 * (dark % 2)
+        return 100 * side * model(labels).mean(0).sum()
+
+
+@dataclass(frozen=True)
+class OneGroupClip(GroupedTwin):
+    """one clip for a group's vector"""
+
+    curator_type: ClassVar[type[Curator]] = _OneGroupClipCurator
+
+
+@dataclass(frozen=True)
+class CutInOrder(GroupedTwin):
+    """groups cut in order"""
+
+    curator_type: ClassVar[type[Curator]] = _CutInOrderCurator
+
+
 TWINS: tuple[type[SoundTwin], ...] = (
     TwoClips,
     Shuffled,
@@ -427,5 +497,7 @@ TWINS: tuple[type[SoundTwin], ...] = (
     Unlisted,
     NoClip,
     ChargedAfter,
+    OneGroupClip,
+    CutInOrder,
 )
 """Each one's docstring names the mistake."""

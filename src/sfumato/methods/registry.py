@@ -15,6 +15,7 @@ METHODS: dict[str, str] = {
     "dp-realnvp": "sfumato.methods.dp_realnvp:DPRealNVP",
     "dp-vae": "sfumato.methods.dp_vae:DPVAE",
     "dppm": "sfumato.methods.dppm:DPPM",
+    "privae": "sfumato.methods.privae:PRIVAE",
 }
 
 

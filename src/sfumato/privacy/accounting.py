@@ -114,7 +114,6 @@ def rough_epsilon(events: Iterable[Event], delta: float) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _trade_off(mechanisms: _Mechanisms) -> tuple[tuple[float, float], ...]:
-    """δ(ε) at ε = 0, 0.1, … 20: everything that a test of one unit's presence is bound by."""
     if not mechanisms:
         return ((0.0, 0.0),)
     with _quiet():
@@ -124,25 +123,10 @@ def _trade_off(mechanisms: _Mechanisms) -> tuple[tuple[float, float], ...]:
         return tuple(zip(levels, map(float, _pld(mechanisms, _COARSE).get_delta(levels)), strict=True))
 
 
-def best_guess(events: Iterable[Event]) -> float:
-    """How often the best possible attacker is right about one unit's presence, when it is there half the time.
-
-    (1 + TV)/2, where the total variation distance TV is the δ at ε = 0.
-    """
+def trade_off(events: Iterable[Event]) -> tuple[tuple[float, float], ...]:
+    """δ(ε) at ε = 0, 0.1, … 20: everything that a test of one unit's presence is bound by."""
     mechanisms = _mechanisms(events)
-    return 1.0 if mechanisms is None else min(1.0, (1.0 + _trade_off(mechanisms)[0][1]) / 2.0)
-
-
-def most_recognised(events: Iterable[Event], false_alarms: float) -> float:
-    """The largest share of the units that were there which any test can point out, at this rate of false alarms.
-
-    TPR ≤ e^ε · FPR + δ(ε) and, with the errors exchanged, 1 − FPR ≤ e^ε · (1 − TPR) + δ(ε), for every ε at once.
-    """
-    mechanisms = _mechanisms(events)
-    found = [1.0]
-    for level, delta in () if mechanisms is None else _trade_off(mechanisms):
-        found += [math.exp(level) * false_alarms + delta, 1 - math.exp(-level) * (1 - delta - false_alarms)]
-    return min(found)
+    return ((0.0, 1.0),) if mechanisms is None else _trade_off(mechanisms)
 
 
 def calibrate(events: Sequence[NoisySums], budget: Budget) -> tuple[NoisySums, ...]:

@@ -24,6 +24,7 @@ from sfumato.privacy.gradients.noisy import NoisyGradient
 from sfumato.privacy.gradients.rows import clipped_feature_sum
 from sfumato.privacy.gradients.shards import Partition, on_shards
 from sfumato.privacy.gradients.state import PrivateState
+from sfumato.privacy.gradients.terms import Grouped, GroupLoss, Terms
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Randomness
@@ -148,9 +149,10 @@ class Curator:
             step._finish()
             if self._checkpoint:
                 self._checkpoint.save(name, index + 1, keep, self._states)
-            if self._progress and (index + 1 == last or 50 * index // last != shown):
-                shown = 50 * index // last
-                self._progress.report(name, index + 1, last, self._epsilon_so_far())
+            if self._progress and (index + 1 == last or 20 * index // last != shown):
+                shown = 20 * index // last  # seldom: the ε so far takes a while to compute
+                so_far = rough_epsilon(self._ledger.events(self._run), self.plan.budget.delta)
+                self._progress.report(name, index + 1, last, so_far)
 
     def noisy_sum(self, name: str, features: Features, *, bound: float, by_class: bool = False) -> Tensor:
         """The sum over all units of ``features``, each clipped to ``bound``; asked once, outside any step."""
@@ -233,13 +235,6 @@ class Curator:
         del self._records, self._units
         self._states.clear()
 
-    def _epsilon_so_far(self) -> float:
-        return rough_epsilon(self._ledger.events(self._run), self.plan.budget.delta)
-
-    def _charge(self, event: NoisySums) -> None:
-        self._ledger.charge(self._run, event.times(1))
-        self._charges += 1
-
     def _exchange(self, question: Question) -> Tensor:
         """The noise, and what a tape makes of it."""
         answer = noisy(question, self._randomness)
@@ -280,7 +275,6 @@ class Step:
         """
         groups = groups_of(model, clip)
         self._probe(block, draws, state, lambda batch: check(model, loss, batch, clip))
-        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         totals: dict[str, Tensor] = {}
         numbers = math.prod(self._curator.shape) * draws
         for batch in self._batches(block, draws, state, max(1, _CHUNK // numbers)):
@@ -292,15 +286,37 @@ class Step:
             for group, (bound, names) in groups.items()
         )
         names = [name for _, members in groups.values() for name in members]
-        shapes = {name: tuple(parameters[name].shape) for name in names}
-        answer = self._answer(block, parts, {"question": "gradient", "draws": draws, "shapes": shapes})
-        dtypes = {parameters[name].dtype for name in names}
+        return self._gradient(block, model, names, parts, {"question": "gradient", "draws": draws})
+
+    def noisy_term_gradient(
+        self, block: str, model: nn.Module, sample_loss: Loss | None, group_loss: GroupLoss, *,
+        groups: int, clips: tuple[float, float], batch: float, draws: int = 1,
+    ) -> NoisyGradient:  # fmt: skip
+        """Records' own terms and terms of random groups of records under one noise of σ·(C1/B + 2·C2/b), on the
+        average; see :class:`Grouped`. ``batch`` is the public B, ``clips`` are C1 and C2."""
+        return self.noisy_terms(block, model, Grouped(sample_loss, group_loss, groups, clips, batch), draws=draws)
+
+    def noisy_terms(self, block: str, model: nn.Module, terms: Terms, *, draws: int = 1) -> NoisyGradient:
+        """The average of such terms, with noise for how far one unit moves it."""
+        if self._event.shards is not None:
+            raise ValueError(f"{self._event.name!r} is asked of shards; terms of several records are asked of units")
+        self._probe(block, draws, None, lambda few: terms.check(model, few))
+        (whole,) = self._batches(block, draws, None, max(1, len(self._batch)))
+        totals = terms.total(model, whole)
+        spread = self._noise_multiplier(block) * terms.bound
+        parts = (Part("all", torch.cat([total.flatten() for total in totals.values()]), terms.bound, spread),)
+        return self._gradient(block, model, list(totals), parts, {"question": "terms", "draws": draws})
+
+    def _gradient(
+        self, block: str, model: nn.Module, names: list[str], parts: tuple[Part, ...], public: dict[str, Any]
+    ) -> NoisyGradient:
+        own = dict(model.named_parameters())
+        answer = self._answer(block, parts, {**public, "shapes": {name: tuple(own[name].shape) for name in names}})
+        dtypes = {own[name].dtype for name in names}
         if len(dtypes) == 1:
             answer = answer.to(dtypes.pop())  # at once: a device starts slowly and runs fast
-        pieces = answer.split([parameters[name].numel() for name in names])
-        return NoisyGradient(
-            model, {n: p.view(shapes[n]).to(parameters[n].dtype) for n, p in zip(names, pieces, strict=True)}
-        )
+        pieces = zip(names, answer.split([own[name].numel() for name in names]), strict=True)
+        return NoisyGradient(model, {name: piece.view_as(own[name]).to(own[name].dtype) for name, piece in pieces})
 
     def noisy_sum(
         self,
@@ -373,7 +389,8 @@ class Step:
         if block in self._answered:
             raise RuntimeError(f"block {block!r} was answered in this step; a second answer would need its own noise")
         if not self._answered:
-            self._curator._charge(self._event)
+            self._curator._ledger.charge(self._curator._run, self._event.times(1))
+            self._curator._charges += 1
         self._answered.add(block)
         return self._curator._exchange(Question(self._event.name, self.index, block, parts, public))
 

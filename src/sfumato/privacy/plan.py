@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sfumato.privacy.accounting import ACCOUNTANT, best_guess, calibrate, epsilon, relation
+from sfumato.privacy.accounting import ACCOUNTANT, calibrate, epsilon, relation
 from sfumato.privacy.budget import AnyBudget, Budget
 from sfumato.privacy.events import NoisySums
 
@@ -44,7 +44,6 @@ class Plan:
         return {
             "budget": self.budget.to_json(),
             "epsilon": self.epsilon if guaranteed else None,
-            "best_guess": best_guess(self.events) if guaranteed else 1.0,
             "relation": relation(self.events),
             "accountant": ACCOUNTANT,
             "events": [event.to_json() for event in self.events],

@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sfumato.privacy import Budget, Event, Ledger, NoisySums, Plan, Randomness, RawAccess
-from sfumato.privacy.accounting import ACCOUNTANT, best_guess, epsilon, most_recognised, relation
+from sfumato.privacy.accounting import ACCOUNTANT, epsilon, relation
 from sfumato.privacy.randomness import DESCRIPTION
+from sfumato.release.odds import best_guess, most_recognised
 
 FALSE_ALARMS = (1000, 100, 10)
 """One false alarm in so many."""

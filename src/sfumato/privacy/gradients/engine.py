@@ -75,6 +75,16 @@ def clipped_sum(
     }
 
 
+def pass_over(model: nn.Module, loss: Loss, batch: Batch, clip: Clip) -> Pass | None:
+    """What is known of each unit's gradient, counted in one piece; None where that is not sound or not at hand."""
+    groups = groups_of(model, clip)
+    refuse_mixing(model)
+    engine = _Engine(model, loss, groups, batch, chunk=None, stacked=False)
+    if batch.units == 0 or engine.size(batch) < batch.units:
+        return None
+    return engine._counted(batch, exact=False)
+
+
 def _key(loss: Loss, batch: Batch) -> tuple[object, ...]:
     function = getattr(loss, "__func__", loss)
     code = getattr(function, "__code__", None) or type(function)

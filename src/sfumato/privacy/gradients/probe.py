@@ -48,7 +48,7 @@ def check(model: nn.Module, loss: Loss, batch: Batch, clip: Clip) -> None:
             )
         for unit in sorted({0, few.units // 2, few.units - 1}):
             others = torch.arange(few.units, device=before.device) != unit
-            after = _unit_losses(model, loss, _disturbed(model, few, unit))
+            after = _unit_losses(model, loss, disturbed(model, few, unit))
             if not _same(before[others], after[others], exact):
                 raise Refused(
                     "changing one record moved another record's loss: the loss or the model mixes the rows of a batch "
@@ -78,7 +78,7 @@ def check_rows(function: Callable[..., Tensor], batch: Batch) -> None:
     room = 4096.0 * torch.finfo(batch.images.dtype).eps * torch.nan_to_num(before).abs().max().clamp(min=1e-12)
     for unit in sorted({0, batch.units - 1}):
         others = torch.arange(len(batch.labels), device=before.device) // batch.rows_per_unit != unit
-        if not _same(before[others], values(_disturbed(None, batch, unit))[others], room):
+        if not _same(before[others], values(disturbed(None, batch, unit))[others], room):
             raise Refused(
                 "changing one record moved what another record contributes: the function mixes the rows of a batch. "
                 "Let each row's vector depend on its own row only"
@@ -114,7 +114,7 @@ def _same(one: Tensor, other: Tensor, room: Tensor) -> bool:
     return bool((both_odd | ((one - other).abs() <= room)).all())
 
 
-def _disturbed(model: nn.Module | None, batch: Batch, unit: int) -> Batch:
+def disturbed(model: nn.Module | None, batch: Batch, unit: int) -> Batch:
     """The unit turned into another: negative image, next label, other draws, other state."""
     k = batch.rows_per_unit
     rows = slice(unit * k, (unit + 1) * k)

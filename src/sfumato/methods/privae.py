@@ -1,0 +1,247 @@
+"""PRIVAE: a variational autoencoder whose codes as a whole are drawn to a prior, by a loss that looks at the batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sfumato.methods.base import Method, Shape
+from sfumato.methods.divergences import CauchyMMD, Divergence, ForwardKL, slope
+from sfumato.networks.dense import Posterior, VariationalAutoencoder
+from sfumato.networks.priors import Corners, Prior, SparseMixture, StandardNormal, log_normal
+from sfumato.privacy import Block, Counts, Curator, NoisyGradient, NoisySums, Step
+from sfumato.privacy.gradients import Loss
+from sfumato.privacy.gradients.terms import Coupled
+from sfumato.privacy.randomness import Draws
+
+_COUNTS = "label counts"
+_TRAIN = "training"
+_DELTA = 1e-5  # of the paper's claims
+_PRIORS: Mapping[str, type[Prior]] = {"normal": StandardNormal, "sparse": SparseMixture, "corners": Corners}
+_DIVERGENCES = ("mmd", "kl")
+_LIKELIHOODS = ("bernoulli", "normal")
+
+
+# σ_ε of plain DP-SGD by the moments accountant, as the paper takes it, at a rate of 256/60000 and 2344 steps.
+_CLAIMS = {10.0: 0.5153, 3.0: 0.7420, 1.0: 1.1569}
+_CLAIMED_FOR = (256 / 60000, 2344)
+_KAPPA = 2 * math.sqrt(math.log(_DELTA / 2) / math.log(_DELTA))  # below equation 16
+
+
+@dataclass(frozen=True)
+class PRIVAE(Method):
+    """A conditional VAE with a prior and a divergence between all codes and the prior (Takahashi et al., 2020).
+
+    Guarantee: noisy class counts, then ``steps`` noisy answers over Poisson batches, adding or removing one unit. By
+    variant a step is a noisy mean embedding and a clipped gradient in one event (``linearised``), a gradient of own and
+    group-wise terms under one noise (``grouped``), or one of the paper's two comparisons at the movement that they
+    really have.
+    Differs from the paper: the group term moves by twice its clip; groups are drawn record by record; the label goes
+    into encoder and decoder; fully connected networks and Adam. The ``published`` variant takes the noise from the
+    claim and gets the ε that it really has.
+
+    >>> plan = PRIVAE(variant="grouped", rate=256 / 60000, steps=2344).plan(Budget(epsilon=10, delta=1e-5))
+    >>> 0.487 < plan.event("training").noise_multiplier < 0.497
+    True
+    """
+
+    name: ClassVar[str] = "privae"
+    paper: ClassVar[str] = (
+        "Takahashi et al.: Differentially Private Variational Autoencoders with Term-wise Gradient Aggregation (2020)"
+    )
+    variants: ClassVar[Mapping[str, str]] = {
+        "linearised": "the batch's mean embedding first, noisily; then the divergence is a loss of one record",
+        "grouped": "the divergence of random groups under one noise with the records' own losses",
+        "micro-aggregation": "every record's gradient carries the whole batch's divergence: moves by (2B − 1)·C",
+        "batch-aggregation": "one gradient for the whole batch: moves by 2·C",
+        "published": "grouped with the authors' noise, certified at the ε it really has",
+    }
+
+    rate: float = 0.03
+    steps: int = 300
+    batch: int = 0
+    groups: int = 16
+    clip: float = 1.0
+    group_clip: float = 0.003
+    prior: str = "sparse"
+    divergence: str = "mmd"
+    alpha: float = 1000.0
+    beta: float = 1.0
+    draws: int = 1
+    likelihood: str = "bernoulli"
+    deviation: float = 0.05
+    code: int = 50
+    hidden: int = 100
+    depth: int = 1
+    learning_rate: float = 0.01
+    embedding_noise: float = 2.0
+    count_noise: float = 50.0
+    claimed_epsilon: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field, value, allowed in (
+            ("prior", self.prior, tuple(_PRIORS)),
+            ("divergence", self.divergence, _DIVERGENCES),
+            ("likelihood", self.likelihood, _LIKELIHOODS),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{field} must be one of {', '.join(allowed)}, not {value!r}")
+        if self.alpha < 0 or self.beta < 0:
+            raise ValueError(f"alpha and beta must not be negative, but are {self.alpha:g} and {self.beta:g}")
+        if self.claimed_epsilon not in _CLAIMS:
+            known = ", ".join(f"{claim:g}" for claim in sorted(_CLAIMS))
+            raise ValueError(f"the published noise is known for a claimed ε of {known}, not {self.claimed_epsilon:g}")
+
+    @classmethod
+    def small(cls, variant: str = "certified") -> Self:
+        # Groups and batches of one or two, and a divergence that outweighs the rest: then one unit can turn a vector.
+        sizes = {"micro-aggregation": (0.07, 20, 1), "batch-aggregation": (0.1, 16, 2), "published": (0.9, 3, 30)}
+        rate, steps, batch = sizes.get(variant, (0.7, 2, 30))
+        return cls(
+            variant=variant, rate=rate, steps=steps, batch=batch, groups=16, clip=0.5, group_clip=0.001, alpha=1e6,
+            code=1, hidden=2, count_noise=5.0,
+        )  # fmt: skip
+
+    @classmethod
+    def as_in_the_paper(cls, variant: str = "published", *, claimed_epsilon: float = 10.0) -> Self:
+        """The authors' settings for Fashion-MNIST, as far as the paper gives them."""
+        return cls(
+            variant=variant, rate=256 / 60000, steps=2344, batch=256, groups=16, clip=0.05, group_clip=0.005,
+            prior="sparse", divergence="mmd", alpha=100.0, beta=1.0, draws=1, code=50, claimed_epsilon=claimed_epsilon,
+        )  # fmt: skip
+
+    def spending(self) -> tuple[NoisySums, ...]:
+        blocks: tuple[Block, ...] = (Block("gradient"),)
+        if self.variant == "linearised" and self.alpha:
+            blocks = (Block("embedding", self.embedding_noise), *blocks)
+        elif self.variant == "published":
+            # Noise of κσ·C2 on a sum that one unit moves by 2·C2: half of the multiplier is what was paid.
+            noise = _CLAIMS[self.claimed_epsilon] * (_KAPPA if self.alpha else 1.0)
+            groups = (Block("groups", noise / 2, fixed=True),) if self.alpha else ()
+            blocks = (Block("gradient", noise, fixed=True), *groups)
+        return (
+            NoisySums(_COUNTS, (Block(_COUNTS, self.count_noise, fixed=True),)),
+            NoisySums(_TRAIN, blocks, rate=self.rate, steps=self.steps),
+        )
+
+    def claim(self) -> dict[str, Any] | None:
+        if self.variant != "published" or (self.rate, self.steps) != _CLAIMED_FOR:
+            return None
+        return {"epsilon": self.claimed_epsilon, "delta": _DELTA, "by": self.paper}
+
+    def build(self, shape: Shape, classes: int) -> VariationalAutoencoder:
+        return VariationalAutoencoder(shape, classes, code=self.code, hidden=self.hidden, depth=self.depth)
+
+    def code_prior(self) -> Prior:
+        return _PRIORS[self.prior](self.code)
+
+    def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts]:
+        counts = curator.noisy_histogram(_COUNTS)
+        # B: a public number, or made of one that was released.
+        size = float(self.batch or max(1.0, self.rate * counts.total))
+        model = self.build(curator.shape, len(curator.classes)).to(curator.device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
+        noise = curator.plan.event(_TRAIN).blocks[0].noise_multiplier
+        terms = Terms(self, self.code_prior(), self.divergence_of(floor=noise / size))
+        for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer}):
+            terms.ask(step, model, size).apply(optimizer)
+        return model, counts
+
+    def divergence_of(self, *, floor: float = 1e-3) -> Divergence:
+        """``floor``: densities below this are told from nothing by nobody."""
+        if self.divergence == "mmd":
+            return CauchyMMD(self.code_prior())
+        return ForwardKL(self.code_prior(), floor=max(1e-3, floor))
+
+    def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
+        if not isinstance(model, VariationalAutoencoder):
+            raise TypeError(f"a variational autoencoder is needed, not {type(model).__name__}")
+        weight = model.decode_last.weight
+        return torch.sigmoid(model.decode(self.code_prior().draw(len(labels)).to(weight), labels))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The loss of equation 7 cut into what one record contributes, and what only several can."""
+
+    method: PRIVAE
+    prior: Prior
+    divergence: Divergence
+
+    def ask(self, step: Step, model: VariationalAutoencoder, size: float) -> NoisyGradient:
+        """The noisy gradient of one step, by the method's variant; ``size`` is the public B."""
+        method = self.method
+        if method.variant == "batch-aggregation":
+            return step.noisy_term_gradient(
+                "gradient", model, None, self.whole, groups=1, clips=(0.0, method.clip), batch=size, draws=method.draws
+            )
+        if method.variant == "micro-aggregation":
+            # A public cap that a batch of this expected size exceeds about once in a thousand steps.
+            cap = method.batch or math.ceil(size + 3 * math.sqrt(size))
+            return step.noisy_terms("gradient", model, Coupled(self.own, self.shared, method.clip, cap))
+        if method.variant == "linearised" or not method.alpha:
+            loss = self.linearised(step, model, size) if method.alpha else self.own
+            return step.noisy_gradient("gradient", model, loss, clip=method.clip, draws=method.draws) / size
+        if method.variant == "published":
+            own = step.noisy_gradient("gradient", model, self.own, clip=method.clip, draws=method.draws) / size
+            return own + step.noisy_term_gradient(
+                "groups", model, None, self.shared, groups=method.groups, clips=(0.0, method.group_clip), batch=size,
+                draws=method.draws,
+            )  # fmt: skip
+        return step.noisy_term_gradient(
+            "gradient", model, self.own, self.shared, groups=method.groups, clips=(method.clip, method.group_clip),
+            batch=size, draws=method.draws,
+        )  # fmt: skip
+
+    def own(self, model: VariationalAutoencoder, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+        """Reconstruction and β·KL(q(z|x) ‖ p), one number per row."""
+        return self._own(model, model.encode(images, labels), images, labels, random)
+
+    def _own(
+        self, model: VariationalAutoencoder, posterior: Posterior, images: Tensor, labels: Tensor, random: Draws
+    ) -> Tensor:
+        codes = posterior.draw(random.normal("latent", self.method.code))
+        logits, targets = model.decode(codes, labels).flatten(1), images.flatten(1)
+        if self.method.likelihood == "bernoulli":
+            pixels = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        else:
+            pixels = -log_normal(targets, torch.sigmoid(logits), self.method.deviation)
+        divergence = posterior.log_density(codes) - self.prior.log_density(codes)
+        return pixels.sum(1) + self.method.beta * divergence
+
+    def _embed(self, posterior: Posterior, random: Draws) -> Tensor:
+        """ψ: one vector of norm at most 1 per row."""
+        return self.divergence.embed(posterior, random.normal("embedded", self.method.code))
+
+    def shared(self, model: VariationalAutoencoder, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+        """α·D of all rows together, one number."""
+        return self.method.alpha * self.divergence.between(self._embed(model.encode(images, labels), random))
+
+    def whole(self, model: VariationalAutoencoder, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+        """The whole loss of a batch, one number."""
+        posterior = model.encode(images, labels)
+        own = self._own(model, posterior, images, labels, random).mean()
+        return own + self.method.alpha * self.divergence.between(self._embed(posterior, random))
+
+    def linearised(self, step: Step, model: VariationalAutoencoder, size: float) -> Loss:
+        """The loss of one record with the divergence's slope at the released mean embedding."""
+
+        def features(images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+            return self._embed(model.encode(images, labels), random)
+
+        total = step.noisy_sum("embedding", features, bound=1.0)
+        weights = self.method.alpha * slope(self.divergence.distance, total / size)
+
+        def loss(model: VariationalAutoencoder, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+            # Encoded once: a layer that is used twice costs the engine a gradient for each record.
+            posterior = model.encode(images, labels)
+            return self._own(model, posterior, images, labels, random) + self._embed(posterior, random) @ weights
+
+        return loss
