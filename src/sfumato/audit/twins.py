@@ -137,13 +137,13 @@ class _CutInOrder(Grouped):
 
 
 class _OneGroupClipStep(Step):
-    def _terms(self, block: str, model: nn.Module, terms: Terms, draws: int) -> NoisyGradient:
-        return super()._terms(block, model, _OneGroupClip(**vars(terms)), draws)
+    def noisy_terms(self, block: str, model: nn.Module, terms: Terms, *, draws: int = 1) -> NoisyGradient:
+        return super().noisy_terms(block, model, _OneGroupClip(**vars(terms)), draws=draws)
 
 
 class _CutInOrderStep(Step):
-    def _terms(self, block: str, model: nn.Module, terms: Terms, draws: int) -> NoisyGradient:
-        return super()._terms(block, model, _CutInOrder(**vars(terms)), draws)
+    def noisy_terms(self, block: str, model: nn.Module, terms: Terms, *, draws: int = 1) -> NoisyGradient:
+        return super().noisy_terms(block, model, _CutInOrder(**vars(terms)), draws=draws)
 
 
 class _Shuffled(Step):

@@ -235,6 +235,10 @@ class Curator:
         del self._records, self._units
         self._states.clear()
 
+    def _charge(self, event: NoisySums) -> None:
+        self._ledger.charge(self._run, event.times(1))
+        self._charges += 1
+
     def _exchange(self, question: Question) -> Tensor:
         """The noise, and what a tape makes of it."""
         answer = noisy(question, self._randomness)
@@ -312,9 +316,8 @@ class Step:
     ) -> NoisyGradient:
         own = dict(model.named_parameters())
         answer = self._answer(block, parts, {**public, "shapes": {name: tuple(own[name].shape) for name in names}})
-        dtypes = {own[name].dtype for name in names}
-        if len(dtypes) == 1:
-            answer = answer.to(dtypes.pop())  # at once: a device starts slowly and runs fast
+        if len({own[name].dtype for name in names}) == 1:
+            answer = answer.to(own[names[0]].dtype)  # at once: a device starts slowly and runs fast
         pieces = zip(names, answer.split([own[name].numel() for name in names]), strict=True)
         return NoisyGradient(model, {name: piece.view_as(own[name]).to(own[name].dtype) for name, piece in pieces})
 
@@ -389,8 +392,7 @@ class Step:
         if block in self._answered:
             raise RuntimeError(f"block {block!r} was answered in this step; a second answer would need its own noise")
         if not self._answered:
-            self._curator._ledger.charge(self._curator._run, self._event.times(1))
-            self._curator._charges += 1
+            self._curator._charge(self._event)
         self._answered.add(block)
         return self._curator._exchange(Question(self._event.name, self.index, block, parts, public))
 

@@ -91,7 +91,7 @@ def check_shards(function: Callable[..., Tensor], batch: Batch) -> None:
     room = 4096.0 * torch.finfo(batch.images.dtype).eps * torch.nan_to_num(before).abs().max().clamp(min=1e-12)
     for shard in sorted({0, batch.units - 1}):
         others = torch.arange(batch.units, device=before.device) != shard
-        after = on_shards(function, _disturbed(None, batch, shard)).detach().double().flatten(1)
+        after = on_shards(function, disturbed(None, batch, shard)).detach().double().flatten(1)
         if not _same(before[others], after[others], room):
             raise Refused(
                 "changing one shard moved what another one remembers: the function mixes shards. "
