@@ -18,6 +18,7 @@ from sfumato.privacy import Block, Curator, Draws, NoisySums
 
 _EVENT = "judge"
 _BLOCK = "gradient"
+_LARGEST_NOISE = 0.07  # from digits and clothes: twice as much cost five points, half as much nothing
 
 
 class Judged(nn.Module):
@@ -34,9 +35,14 @@ def judge_event(*, rate: float, steps: int, noise_multiplier: float = 1.0) -> No
 
 
 def train_judge(curator: Curator, judge: Judge, *, batch: float, learning_rate: float) -> None:
-    """By momentum, on gradients clipped to 1; kept is a running average. ``batch`` is the public size of a batch."""
+    """By momentum, on gradients clipped to 1; kept is a running average. ``batch`` is the public size of a batch.
+
+    Where there is much noise for few units the learning rate is lower, so that a step moves no weight by more noise
+    than ``_LARGEST_NOISE``.
+    """
     average = deepcopy(judge)
-    optimizer = torch.optim.SGD(judge.parameters(), lr=learning_rate, momentum=0.9)
+    rate = min(learning_rate, _LARGEST_NOISE * batch / curator.plan.event(_EVENT).noise_multiplier)
+    optimizer = torch.optim.SGD(judge.parameters(), lr=rate, momentum=0.9)
     for step in curator.steps(_EVENT, keep={"judge": judge, "average": average, "optimizer": optimizer}):
         gradient = step.noisy_gradient(_BLOCK, judge, judge_loss, clip=1.0)
         (gradient / batch).apply(optimizer)
