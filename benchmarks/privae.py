@@ -331,8 +331,9 @@ def run_draw(options: argparse.Namespace) -> None:
         axis.set_xscale("log")
         axis.set_xlabel("ε")
         axis.set_title(titles[metric])
-    axes[0].legend(fontsize=8)
-    figure.tight_layout()
+    axes[2].set_yscale("log")
+    figure.tight_layout(rect=(0, 0.14, 1, 1))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=4, fontsize=8)
     figure.savefig(options.out / "sparse.png", dpi=100)
 
 

@@ -67,7 +67,7 @@ def test_unknown_parts_are_refused() -> None:
 def test_every_record_of_a_coupled_batch_can_be_turned_by_one() -> None:
     """Batches of two: the other record's vector turns, and the bound of 3·C ÷ 2 is reached."""
     method = replace(PRIVAE.small("micro-aggregation"), rate=0.05, steps=25, batch=2, hidden=1)
-    result = replay(method, worst_case_images(), budget=Budget(30.0, 1e-5), pairs=40)
+    result = replay(method, worst_case_images(), budget=Budget(30.0, 1e-5), units=range(53, 58))
     assert result.findings == []
     assert result.movement["training / gradient"] > 0.9
 

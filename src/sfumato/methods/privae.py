@@ -106,7 +106,7 @@ class PRIVAE(Method):
         rate, steps, batch = sizes.get(variant, (0.7, 2, 30))
         return cls(
             variant=variant, rate=rate, steps=steps, batch=batch, groups=16, clip=0.5, group_clip=0.001, alpha=1e6,
-            code=1, hidden=2, count_noise=5.0,
+            code=1, hidden=2, learning_rate=0.002, count_noise=5.0,
         )  # fmt: skip
 
     @classmethod
