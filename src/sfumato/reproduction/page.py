@@ -48,13 +48,18 @@ def page(results: Results) -> str:
     count = sum(len(paper.entries) for paper in known.values())
     run = {(paper, entry) for paper, entry, _ in results}
     full = {(paper, entry) for paper, entry, scale in results if scale == "full"}
+    # What a benchmark trained is some of an entry's rows, seldom all.
+    adopted = {(r["paper"], r["entry"]) for r in results.values() if not r["command"].startswith("sfumato reproduce")}
     parts = [_HEAD.format(count=count)]
     parts.append(
-        f"**State.** {count} entries; {len(full)} run at full scale, {len(run - full)} at small scale only, "
-        f"{count - len(run)} not run.\n"
+        f"**State.** {count} entries; {len(full - adopted)} run at full scale, {len(full & adopted)} in part, "
+        f"{len(run - full)} at small scale only, {count - len(run)} not run.\n"
     )
     parts.append(
-        _table(("entry", "what", "data", "methods", "state"), [r for p in known.values() for r in _state(p, run, full)])
+        _table(
+            ("entry", "what", "data", "methods", "state"),
+            [r for p in known.values() for r in _state(p, run, full, adopted)],
+        )
     )
     parts.append("## What the claimed ε are worth\n")
     parts.append(
@@ -71,12 +76,14 @@ def page(results: Results) -> str:
     return "\n".join(parts)
 
 
-def _state(paper: Paper, run: set[tuple[str, str]], full: set[tuple[str, str]]) -> list[Sequence[str]]:
+def _state(
+    paper: Paper, run: set[tuple[str, str]], full: set[tuple[str, str]], adopted: set[tuple[str, str]]
+) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = []
     for entry in paper.entries.values():
         key = (paper.key, entry.name)
         if key in full:
-            state = "run at full scale"
+            state = "in part, at full scale" if key in adopted else "run at full scale"
         elif key in run:
             state = "run at small scale"
         else:
