@@ -155,7 +155,8 @@ def test_a_stopped_run_goes_on_without_paying_twice(data: Path, tmp_path: Path) 
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and "--resume" in said
+    # Python ends by the signal itself where it came in the middle of an exec; to a shell both are 130.
+    assert process.returncode in (130, -signal.SIGINT) and "--resume" in said
     paid = Ledger.read(run / "ledger.jsonl").events()
 
     other = sfumato(*words[:-1], "iterations=7", "--resume")
