@@ -59,7 +59,7 @@ def test_what_a_benchmark_measured_enters_the_page(tmp_path: Path, monkeypatch: 
     assert results["dp-lflow", "table-3", "full"]["rows"][0]["values"]["AUROC, average"]["mean"] == pytest.approx(0.9)
     last = results["dp-lflow", "table-4", "full"]["rows"]
     assert [row["trainings"] for row in last] == [2, 1, 0, 0]
-    assert "3 run at full scale" in page(results) and "benchmarks/utility.py dp-lflow" in page(results)
+    assert "0 run at full scale, 3 in part" in page(results) and "benchmarks/utility.py dp-lflow" in page(results)
 
 
 def test_fewer_records_or_images_count_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

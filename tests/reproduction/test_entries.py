@@ -115,7 +115,7 @@ def test_an_entry_ends_on_the_page(
 
     assert run(monkeypatch, "page", "--results", str(kept), "--out", str(page)) == 0
     text = page.read_text()
-    assert "38 entries; 0 run at full scale, 2 at small scale only, 36 not run" in text
+    assert "38 entries; 0 run at full scale, 0 in part, 2 at small scale only, 36 not run" in text
     assert "table 4: One model for each class against one conditional model, MNIST (small scale)" in text
     assert "no match with the paper is claimed" in text
 
