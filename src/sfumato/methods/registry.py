@@ -10,10 +10,10 @@ from sfumato.methods.base import Method
 METHODS: dict[str, str] = {
     "dp-lflow": "sfumato.methods.dp_lflow:DPLFlow",
     "dp-merf": "sfumato.methods.dp_merf:DPMERF",
-    "dp2-vae": "sfumato.methods.dp2_vae:DP2VAE",
-    "dpaf": "sfumato.methods.dpaf:DPAF",
     "dp-realnvp": "sfumato.methods.dp_realnvp:DPRealNVP",
     "dp-vae": "sfumato.methods.dp_vae:DPVAE",
+    "dp2-vae": "sfumato.methods.dp2_vae:DP2VAE",
+    "dpaf": "sfumato.methods.dpaf:DPAF",
     "dppm": "sfumato.methods.dppm:DPPM",
     "privae": "sfumato.methods.privae:PRIVAE",
 }
