@@ -17,6 +17,7 @@ from sfumato.methods.shared_encoders import stacked
 from sfumato.networks.variational import Decoder, channels_of
 from sfumato.privacy import Budget, NoGuarantee, PrivateRecords
 from sfumato.privacy.gradients import PerClass
+from squares import squares
 from worst_case import worst_case_images
 
 
@@ -138,16 +139,6 @@ def test_a_prior_is_learned_where_enough_is_known() -> None:
     assert torch.equal(generator.root[1], torch.eye(2)) and not generator.mean[1].any()
     drawn = generator.draw(torch.zeros(20_000, dtype=torch.int64), temperature=1.0)
     assert torch.allclose(drawn.T.cov(), covariance, atol=0.1)
-
-
-def squares(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two classes that a glance tells apart: a bright square above, or below."""
-    random = np.random.default_rng(3)
-    pixels, labels = np.zeros((count, 16, 16), dtype=np.uint8), np.arange(count) % 2
-    for image, label in zip(pixels, labels, strict=True):
-        left, top = random.integers(2, 8), 1 + 8 * label + random.integers(0, 2)
-        image[top : top + 5, left : left + 5] = random.integers(180, 256)
-    return pixels[:, None], labels
 
 
 @pytest.mark.parametrize(("variant", "steps", "right"), [("record", 40, 0.9), ("shard", 80, 0.65)])

@@ -15,6 +15,7 @@ from sfumato.methods.dp_lflow import DPLFlow, LatentFlow, sharpened
 from sfumato.privacy import Budget, BudgetExceeded
 from sfumato.privacy.gradients import PerClass
 from sfumato.release import Release
+from squares import squares
 from worst_case import worst_case_images
 
 PAPER = DPLFlow(rate=0.1, steps=300)
@@ -81,16 +82,6 @@ def test_a_record_moves_its_own_class_only() -> None:
     models = DPLFlow.small().build((1, 28, 28), 3).generator
     assert isinstance(models, PerClass) and models.stackable()
     assert isinstance(DPLFlow.small("conditional").build((1, 28, 28), 3).generator, LatentFlow)
-
-
-def squares(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two classes that a glance tells apart: a bright square above, or below; bright and place vary a little."""
-    random = np.random.default_rng(3)
-    pixels, labels = np.zeros((count, 16, 16), dtype=np.uint8), np.arange(count) % 2
-    for image, label in zip(pixels, labels, strict=True):
-        left, top = random.integers(2, 8), 1 + 8 * label + random.integers(0, 2)
-        image[top : top + 5, left : left + 5] = random.integers(180, 256)
-    return pixels[:, None], labels
 
 
 @pytest.mark.parametrize(("variant", "right"), [("certified", 0.9), ("conditional", 0.75)])
