@@ -164,7 +164,7 @@ def test_the_coupled_sum_is_the_formula() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e4])
 def test_both_ways_to_a_shifted_sum_agree(scale: float) -> None:
-    """The books with a forward derivative, and whole gradients; also where the shift all but cancels a gradient."""
+    """The books with a second derivative, and whole gradients; also where the shift all but cancels a gradient."""
     model, batch = Net(), batch_of(torch.randn(30, 1, 2, 2))
     shift = {name: -scale * value for name, value in group_gradient(model, spread, batch).items()}
     if scale == 1.0:

@@ -13,6 +13,7 @@ import math
 import os
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ DESCRIPTION = "Philox4x32-10, keyed by BLAKE2b from 256 bits of the operating sy
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
+_CACHED = 1 << 15  # numbers of a piece that a processor's cache holds
 
 Key = tuple[int, int]
 """Two 32-bit words: the key of one Philox stream."""
@@ -28,17 +30,23 @@ Key = tuple[int, int]
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Key) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Ten rounds over four 32-bit counter words, held in int64 tensors; wrap-around products keep the right bits."""
-    a, b, c, d = counter
-    low, high = key
-    for _ in range(10):
-        first, second = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
-        a, b, c, d = (
-            ((second >> 32) & _WORD) ^ b ^ low,
-            second & _WORD,
-            ((first >> 32) & _WORD) ^ d ^ high,
-            first & _WORD,
-        )
-        low, high = (low + _WEYL[0]) & _WORD, (high + _WEYL[1]) & _WORD
+    rounds = [[(word + turn * weyl) & _WORD for word, weyl in zip(key, _WEYL, strict=True)] for turn in range(10)]
+    try:
+        w, x, y, z = (word.numpy().astype(np.uint64) for word in counter)
+    except (TypeError, RuntimeError):  # on a GPU, or traced by torch.func
+        a, b, c, d = counter
+        for low, high in rounds:
+            first, second = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+            a, b = ((second >> 32) & _WORD) ^ b ^ low, second & _WORD
+            c, d = ((first >> 32) & _WORD) ^ d ^ high, first & _WORD
+        return a, b, c, d
+    for low, high in rounds:  # a processor is more than twice as fast in place
+        for own, factor, other, add in ((w, 0, z, high), (y, 1, x, low)):
+            own *= _MULTIPLIERS[factor]
+            other ^= (own >> 32) ^ add
+            own &= _WORD
+        w, x, y, z = x, y, z, w
+    a, b, c, d = (torch.from_numpy(word.view(np.int64)) for word in (w, x, y, z))
     return a, b, c, d
 
 
@@ -71,19 +79,15 @@ class Draws:
         blocks = -(-count // 4)
         position = torch.arange(blocks, device=self.rows.device).expand(len(self.rows), blocks)
         label = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
-        counter = (
-            position,
-            (self.rows & _WORD)[:, None].expand_as(position),
-            self.draw[:, None].expand_as(position),
-            torch.full_like(position, label),
-        )
-        return torch.stack(philox(counter, self.key), dim=-1).flatten(1)[:, :count]
+        rows, draw = ((own & _WORD)[:, None].expand_as(position) for own in (self.rows, self.draw))
+        words = philox((position, rows, draw, torch.full_like(position, label)), self.key)
+        return torch.stack(words, dim=-1).flatten(1)[:, :count]
 
     def uniform(self, name: str, *shape: int) -> Tensor:
         """Uniform on (0, 1), ``[rows, *shape]``, in torch's default dtype."""
-        words = self._words(name, math.prod(shape))
         # 24 bits, centred: neither 0 nor 1 can come up in float32.
-        return (((words >> 8).to(torch.get_default_dtype()) + 0.5) / 2.0**24).view(-1, *shape)
+        bits = (self._words(name, math.prod(shape)) >> 8).to(torch.get_default_dtype())
+        return ((bits + 0.5) / 2.0**24).view(-1, *shape)
 
     def normal(self, name: str, *shape: int) -> Tensor:
         """Standard normal, ``[rows, *shape]``, in torch's default dtype."""
@@ -124,8 +128,8 @@ class Randomness:
         """Ids of the units whose independent coin came up; unit i's coin does not depend on how many others exist."""
         key = self._stream("coins", *label)
         chosen = []
-        for start in range(0, units, _CHUNK):
-            ids = torch.arange(start, min(units, start + _CHUNK))
+        for start in range(0, units, _CACHED):
+            ids = torch.arange(start, min(units, start + _CACHED))
             uniform = Draws(key, ids, torch.zeros_like(ids))._words("coin", 2)
             # 53 bits of the two words decide, so that the rate holds to 1e-16.
             value = ((uniform[:, 0] << 21) | (uniform[:, 1] >> 11)).double() / 2.0**53
@@ -140,8 +144,7 @@ class Randomness:
         self._spent.add(key)
         pairs = -(-count // 2)
         noise = torch.empty(2, pairs, dtype=torch.float64, device=device)
-        # In pieces that a processor's cache holds, which is several times as fast; a GPU takes all at once.
-        size = _CACHED if noise.device.type == "cpu" else max(1, pairs)
+        size = _CACHED if noise.device.type == "cpu" else max(1, pairs)  # a GPU takes all at once
         for start in range(0, pairs, size):
             position = torch.arange(start, min(pairs, start + size), device=device)
             zero = torch.zeros_like(position)
@@ -150,6 +153,3 @@ class Randomness:
             angle = ((c << 20) | (d >> 12)).double() / 2.0**52
             noise[0, start : start + size], noise[1, start : start + size] = _box_muller(uniform, angle)
         return noise.flatten()[:count]
-
-
-_CHUNK, _CACHED = 1 << 18, 1 << 15

@@ -80,9 +80,10 @@ class Grouped(Terms):
         groups = self.labels(batch)
         order, sizes = groups.argsort(stable=True), torch.bincount(groups, minlength=self.groups).tolist()
         for members in order.split(sizes):
-            vector = _clipped(group_gradient(model, self.group_loss, batch.select(members)), self.clips[1])
+            vector = _used(model, self.group_loss, batch.select(members))
+            factor = (self.clips[1] * (1.0 - _MARGIN) / _norm(vector).clamp(min=1e-300)).clamp(max=1.0) / self.groups
             for name, value in vector.items():
-                total[name] = total[name] + value / self.groups
+                total[name] += value * factor
         return total
 
     def check(self, model: nn.Module, batch: Batch) -> None:
@@ -141,30 +142,30 @@ def group_gradient(model: nn.Module, loss: GroupLoss, batch: Batch) -> dict[str,
 
     Rows that only fill up a person are left out, and so are images that are not finite: each is its own unit's matter.
     """
-    zeros = _zeros(model)
+    return {**_zeros(model), **_used(model, loss, batch)}
+
+
+def _used(model: nn.Module, loss: GroupLoss, batch: Batch) -> dict[str, Tensor]:
+    """The same for the parameters that the loss uses; most of a model may have no part in it."""
     finite = torch.isfinite(batch.images.flatten(1)).all(1)
     rows = ((batch.weights.flatten() > 0) & finite).nonzero()[:, 0]
     if not len(rows):
-        return zeros
+        return {}
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with torch.enable_grad():
         value = loss(model, batch.images[rows], batch.labels[rows], batch.random[rows])
         if value.dim():
             raise Refused("the loss of a group must return a single number, a tensor without dimensions")
         if not value.requires_grad:
-            return zeros
+            return {}
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
-    vector = {n: zeros[n] if g is None else g.detach().double() for n, g in zip(parameters, found, strict=True)}
-    return vector if bool(torch.isfinite(_norm(vector))) else zeros
+    vector = {name: g.detach().double() for name, g in zip(parameters, found, strict=True) if g is not None}
+    return vector if bool(torch.isfinite(_norm(vector))) else {}
 
 
 def _norm(vector: dict[str, Tensor]) -> Tensor:
-    return torch.stack([value.square().sum() for value in vector.values()]).sum().sqrt()
-
-
-def _clipped(vector: dict[str, Tensor], clip: float) -> dict[str, Tensor]:
-    factor = (clip * (1.0 - _MARGIN) / _norm(vector).clamp(min=1e-300)).clamp(max=1.0)
-    return {name: value * factor for name, value in vector.items()}
+    norms = [value.norm() for value in vector.values()]
+    return torch.stack(norms).norm() if norms else torch.zeros(())
 
 
 def _check_group(model: nn.Module, loss: GroupLoss, batch: Batch) -> None:
