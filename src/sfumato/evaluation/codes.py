@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,6 +16,22 @@ from sfumato.methods.divergences import CauchyMMD
 from sfumato.methods.privae import PRIVAE
 from sfumato.networks.dense import Posterior, VariationalAutoencoder
 from sfumato.networks.priors import Prior, log_normal
+
+
+def code_measures(model: VariationalAutoencoder, method: PRIVAE, pixels: np.ndarray) -> dict[str, float]:
+    """What PRIVAE's figure 1 shows, of the first 2,000 images; labels have no part in it."""
+    weight = model.decode_last.weight
+    images = torch.from_numpy(np.asarray(pixels[:2000])).to(weight) / 255.0
+    labels = torch.zeros(len(images), dtype=torch.int64, device=weight.device)
+    with torch.no_grad():
+        posterior = model.encode(images, labels)
+    noise = torch.randn_like(posterior.mean)
+    return {
+        "sparsity": hoyer(posterior.mean),
+        "sparsity of draws": hoyer(posterior.draw(noise)),
+        "log-likelihood": log_likelihood(model, method, images[:500], labels[:500], draws=32),
+        "MMD": prior_distance(posterior, noise, method.code_prior()),
+    }
 
 
 def hoyer(codes: Tensor) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
 from sfumato.audit.membership import gan_leaks
 from sfumato.data import Images
@@ -14,7 +13,6 @@ from sfumato.release import Release
 from sfumato.trial import Measure
 
 ATTACKED = 1000
-CODED = 5000
 
 
 def density(release: Release, synthetic: Images, train: Images, test: Images) -> list[dict[str, Any]]:
@@ -37,21 +35,11 @@ def membership(release: Release, synthetic: Images, train: Images, test: Images)
 
 def codes(release: Release, synthetic: Images, train: Images, test: Images) -> list[dict[str, Any]]:
     """What PRIVAE draws: how sparse the codes of test images are, how far from the prior, how likely they make them."""
-    from sfumato.evaluation.codes import hoyer, log_likelihood, prior_distance
+    from sfumato.evaluation.codes import code_measures
 
     model: Any = release.model
     method: Any = release.method
-    weight = next(model.parameters())
-    images = torch.from_numpy(np.asarray(test.pixels[:CODED])).to(weight) / 255.0
-    labels = torch.from_numpy(np.asarray(test.labels[:CODED])).to(weight.device)
-    with torch.no_grad():
-        posterior = model.encode(images, labels)
-        found = {
-            "sparsity": hoyer(posterior.mean),
-            "log-likelihood": log_likelihood(model, method, images[:ATTACKED], labels[:ATTACKED]),
-            "MMD": prior_distance(posterior, torch.randn_like(posterior.mean), method.code_prior()),
-        }
-    return measured(found)
+    return measured(code_measures(model, method, test.pixels))
 
 
 def measured(values: dict[str, float]) -> list[dict[str, Any]]:

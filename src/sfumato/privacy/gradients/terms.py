@@ -20,6 +20,7 @@ from sfumato.privacy.gradients.mixing import refuse_mixing
 from sfumato.privacy.gradients.probe import check, disturbed
 from sfumato.privacy.gradients.refusal import Refused
 from sfumato.privacy.gradients.shifted import shifted_sum
+from sfumato.privacy.randomness import Draws
 
 GroupLoss = Callable[..., Tensor]
 """``group_loss(model, images, labels, random)``: one number for all its rows, from these rows and the model alone."""
@@ -79,9 +80,10 @@ class Grouped(Terms):
             total = {name: value / self.batch for name, value in sums.items()}
         groups = self.labels(batch)
         order, sizes = groups.argsort(stable=True), torch.bincount(groups, minlength=self.groups).tolist()
+        batch = replace(batch, random=_Cut.of(batch.random))
         for members in order.split(sizes):
-            vector = _used(model, self.group_loss, batch.select(members))
-            factor = (self.clips[1] * (1.0 - _MARGIN) / _norm(vector).clamp(min=1e-300)).clamp(max=1.0) / self.groups
+            vector, norm = _used(model, self.group_loss, batch.select(members))
+            factor = (self.clips[1] * (1.0 - _MARGIN) / norm.clamp(min=1e-300)).clamp(max=1.0) / self.groups
             for name, value in vector.items():
                 total[name] += value * factor
         return total
@@ -142,30 +144,56 @@ def group_gradient(model: nn.Module, loss: GroupLoss, batch: Batch) -> dict[str,
 
     Rows that only fill up a person are left out, and so are images that are not finite: each is its own unit's matter.
     """
-    return {**_zeros(model), **_used(model, loss, batch)}
+    return {**_zeros(model), **_used(model, loss, batch)[0]}
 
 
-def _used(model: nn.Module, loss: GroupLoss, batch: Batch) -> dict[str, Tensor]:
-    """The same for the parameters that the loss uses; most of a model may have no part in it."""
+def _used(model: nn.Module, loss: GroupLoss, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    """The same for the parameters that the loss uses, for most of a model may have no part in it; and its norm."""
+    nothing: tuple[dict[str, Tensor], Tensor] = ({}, torch.zeros((), device=batch.images.device))
     finite = torch.isfinite(batch.images.flatten(1)).all(1)
     rows = ((batch.weights.flatten() > 0) & finite).nonzero()[:, 0]
     if not len(rows):
-        return {}
+        return nothing
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with torch.enable_grad():
         value = loss(model, batch.images[rows], batch.labels[rows], batch.random[rows])
         if value.dim():
             raise Refused("the loss of a group must return a single number, a tensor without dimensions")
         if not value.requires_grad:
-            return {}
+            return nothing
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
-    vector = {name: g.detach().double() for name, g in zip(parameters, found, strict=True) if g is not None}
-    return vector if bool(torch.isfinite(_norm(vector))) else {}
+    used = {name: gradient.detach() for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
+    flat = torch.cat([gradient.flatten() for gradient in used.values()]).double()
+    norm = torch.linalg.vector_norm(flat)
+    pieces = flat.split([gradient.numel() for gradient in used.values()])
+    vector = {name: piece.view_as(used[name]) for name, piece in zip(used, pieces, strict=True)}
+    return (vector, norm) if bool(torch.isfinite(norm)) else nothing
 
 
-def _norm(vector: dict[str, Tensor]) -> Tensor:
-    norms = [value.norm() for value in vector.values()]
-    return torch.stack(norms).norm() if norms else torch.zeros(())
+@dataclass(frozen=True)
+class _Cut(Draws):
+    """Some rows of a batch whose words are made for all rows at once: many small groups ask for few words each."""
+
+    whole: Draws
+    places: Tensor
+    words: dict[tuple[str, int], Tensor]
+
+    @classmethod
+    def of(cls, whole: Draws) -> _Cut:
+        return cls(whole.key, whole.rows, whole.draw, whole, torch.arange(len(whole), device=whole.rows.device), {})
+
+    def __getitem__(self, index: slice | Tensor) -> _Cut:
+        places = self.places[index]
+        return _Cut(self.key, self.rows[index], self.draw[index], self.whole, places, self.words)
+
+    def _words(self, name: str, count: int) -> Tensor:
+        if (name, count) not in self.words:
+            self.words[name, count] = self.whole._words(name, count)
+        return self.words[name, count][self.places]
+
+
+def _norm(vector: dict[str, Tensor]) -> float:
+    return math.sqrt(sum(float(value.square().sum()) for value in vector.values()))
 
 
 def _check_group(model: nn.Module, loss: GroupLoss, batch: Batch) -> None:
@@ -178,7 +206,7 @@ def _check_group(model: nn.Module, loss: GroupLoss, batch: Batch) -> None:
         group_gradient(model, loss, disturbed(model, batch, unit).take(half, batch.units))
         after = group_gradient(model, loss, replace(first))
         apart = _norm({name: after[name] - before[name] for name in before})
-        if float(apart) > 1e-4 * float(_norm(before)) + 1e-12:
+        if apart > 1e-4 * _norm(before) + 1e-12:
             raise Refused(
                 "a group's loss gives another gradient after other groups were seen: it keeps something of them, or "
                 "draws from a generator other than `random`. Let it depend on its own rows and the model alone; draw "
