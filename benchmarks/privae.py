@@ -215,6 +215,7 @@ def judge(task: Task) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     return {
         "form": task.form,
+        "data": "fashion-mnist-unlabelled",
         "epsilon": task.epsilon,
         "card_epsilon": card and card["epsilon"],
         "run": task.run,
@@ -222,7 +223,7 @@ def judge(task: Task) -> dict[str, Any]:
         "settings": task.settings,
         "parameters": method.parameters(),
         "seconds": seconds,
-        **code_measures(model.to(device), method, pixels_of(task.folder, "test")),
+        "codes": code_measures(model.to(device), method, pixels_of(task.folder, "test")),
     }
 
 
@@ -256,6 +257,7 @@ def run_sparse(options: argparse.Namespace) -> None:
             report = {
                 "notice": NOTICE,
                 "method": PRIVAE.name,
+                "measures": ["codes"],
                 "command": "python benchmarks/privae.py sparse",
                 "machine": torch.cuda.get_device_name() if options.device == "cuda" else platform.processor(),
                 "torch": torch.__version__,
@@ -277,7 +279,7 @@ def run_sparse(options: argparse.Namespace) -> None:
 
 def objective(result: dict[str, Any]) -> float:
     """What training lowers, on test images, with one α for all forms: the trials are ranked by it."""
-    return float(SPARSE.alpha * result["MMD"] - result["log-likelihood"])
+    return float(SPARSE.alpha * result["codes"]["MMD"] - result["codes"]["log-likelihood"])
 
 
 def spread(values: list[float]) -> str:
@@ -294,7 +296,7 @@ def table(results: list[dict[str, Any]]) -> str:
         name = f"{kind} | {result['form']} | {result['epsilon'] or '∞'} | {json.dumps(result['settings'])}"
         groups.setdefault(name, []).append(result)
     for name, own in sorted(groups.items()):
-        cells = " | ".join(spread([r[metric] for r in own]) for metric in (*METRICS, "sparsity of draws"))
+        cells = " | ".join(spread([r["codes"][metric] for r in own]) for metric in (*METRICS, "sparsity of draws"))
         score = statistics.fmean(objective(r) for r in own)
         lines.append(
             f"| {name} | {len(own)} | {cells} | {score:.1f} | {statistics.fmean(r['seconds'] for r in own):.0f} s |"
@@ -317,13 +319,13 @@ def run_draw(options: argparse.Namespace) -> None:
             own = [r for r in results if r["form"] == form]
             levels = sorted({r["epsilon"] for r in own if r["epsilon"]})
             if levels:
-                values = [[r[metric] for r in own if r["epsilon"] == level] for level in levels]
+                values = [[r["codes"][metric] for r in own if r["epsilon"] == level] for level in levels]
                 mean = np.array([statistics.fmean(v) for v in values])
                 deviation = np.array([statistics.stdev(v) if len(v) > 1 else 0.0 for v in values])
                 axis.plot(levels, mean, marker="o", label=form, color=f"C{number}")
                 axis.fill_between(levels, mean - deviation, mean + deviation, alpha=0.2, color=f"C{number}")
             else:
-                mean_open = statistics.fmean(r[metric] for r in own)
+                mean_open = statistics.fmean(r["codes"][metric] for r in own)
                 axis.axhline(mean_open, linestyle="--", label=form, color=f"C{number}")
         axis.set_xscale("log")
         axis.set_xlabel("ε")

@@ -25,6 +25,16 @@ def test_known_answers_of_philox(word: int, expected: tuple[int, ...]) -> None:
     assert tuple(int(x) for x in philox((counter,) * 4, (word, word))) == expected
 
 
+def test_words_are_the_same_where_arrays_cannot_be_had() -> None:
+    """Inside torch.func a tensor has no memory of its own, and on a GPU it has another."""
+    rows = torch.tensor([3, 0xFFFFFFFF, 0, 77])
+    zero = torch.zeros_like(rows)
+    plain = torch.stack(philox((rows, zero, rows, zero), (0x9E3779B9, 5)))
+    traced = torch.func.vmap(lambda row: torch.stack(philox((row, 0 * row, row, 0 * row), (0x9E3779B9, 5))))(rows)
+    assert torch.equal(plain, traced.T)
+    assert rows.tolist() == [3, 0xFFFFFFFF, 0, 77], "the counter is left as it was"
+
+
 def test_manual_seed_has_no_say() -> None:
     noises = []
     for _ in range(2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from sfumato.privacy import Randomness
 from sfumato.privacy.gradients import Batch, Refused, loop, shifted
 from sfumato.privacy.gradients.terms import Coupled, Grouped, group_gradient
+from sfumato.privacy.randomness import Draws
 
 
 def batch_of(images: Tensor, *, rows_per_unit: int = 1, ids: Tensor | None = None, seed: int = 0) -> Batch:
@@ -66,6 +68,19 @@ def test_the_grouped_sum_is_the_formula() -> None:
         expected += by_hand(model, spread(model, images[labels == group], labels, None), 0.3) / 4
     assert torch.allclose(flat(terms.total(model, batch)), expected, atol=1e-5)
     assert terms.bound == 0.5 / 16 + 2 * 0.3 / 4
+
+
+def test_a_groups_draws_are_its_rows_own() -> None:
+    def noisy(model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+        value: Tensor = (model(images) * random.normal("code", 3)).sum() * random.uniform("scale", 1).sum()
+        return value
+
+    model, batch = Net().double(), batch_of(torch.randn(24, 1, 2, 2, dtype=torch.float64))
+    terms = Grouped(None, noisy, groups=4, clips=(0.0, 1e9), batch=1.0)
+    labels = terms.labels(batch)
+    members = [(labels == group).nonzero()[:, 0] for group in range(4)]
+    expected = sum(flat(group_gradient(model, noisy, batch.select(rows))) for rows in members) / 4
+    assert torch.allclose(flat(terms.total(model, batch)), expected)
 
 
 def test_group_labels_are_uniform_and_a_units_own() -> None:
@@ -176,6 +191,31 @@ def test_both_ways_to_a_shifted_sum_agree(scale: float) -> None:
         vector = flat(loop.unit_gradient(model, own, batch.take(unit, unit + 1))) + flat(shift)
         slow += vector * min(1.0, 0.5 / max(1e-30, float(vector.norm())))
     assert float((flat(fast) - slow).norm()) < 0.02 * 15
+
+
+class Hidden(torch.autograd.Function):
+    """A square whose derivative torch cannot see through."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor) -> Tensor:
+        context.save_for_backward(values)
+        return values.square()
+
+    @staticmethod
+    def backward(context: Any, slope: Tensor) -> Tensor:  # type: ignore[override]
+        (values,) = context.saved_tensors
+        return 2 * values * slope.detach()
+
+
+def test_a_hidden_derivative_is_not_taken_for_none() -> None:
+    def partly(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
+        codes = model(images)
+        return codes.square().sum(1) + Hidden.apply(codes).sum(1)  # type: ignore[no-untyped-call]
+
+    model, batch = Net(), batch_of(torch.randn(6, 1, 2, 2))
+    shift = group_gradient(model, spread, batch)
+    assert shifted._products(model, own, batch, shift) is not None
+    assert shifted._products(model, partly, batch, shift) is None
 
 
 class Remembers:

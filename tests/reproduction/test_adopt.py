@@ -12,6 +12,8 @@ import pytest
 from sfumato.cli import main
 from sfumato.methods import DPLFlow
 from sfumato.reproduction.page import page, read_results
+from sfumato.reproduction.scale import Scale
+from sfumato.reproduction.specification import find
 from sfumato.reproduction.table import verdict
 
 
@@ -60,6 +62,29 @@ def test_what_a_benchmark_measured_enters_the_page(tmp_path: Path, monkeypatch: 
     last = results["dp-lflow", "table-4", "full"]["rows"]
     assert [row["trainings"] for row in last] == [2, 1, 0, 0]
     assert "0 run at full scale, 3 in part" in page(results) and "benchmarks/utility.py dp-lflow" in page(results)
+
+
+def test_codes_enter_without_their_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``benchmarks/privae.py`` writes it."""
+    entry = find("privae", "figure-1")[1]
+    setting = next(setting for setting in entry.settings if setting.name == "with MMD, linearised")
+    one = {
+        "data": "fashion-mnist-unlabelled", "epsilon": 3.0, "card_epsilon": 2.99, "seconds": 9.0, "trial": False,
+        "parameters": Scale.of("full", entry).method(setting, entry.cases[1]).parameters(),
+        "codes": {"sparsity": 0.25, "log-likelihood": -300.0, "MMD": 0.01},
+    }  # fmt: skip
+    head = {"method": "privae", "measures": ["codes"], "machine": "a CPU", "torch": "2.13", "command": "python this"}
+    file, kept = tmp_path / "results.json", tmp_path / "kept"
+    file.write_text(json.dumps({**head, "results": [one, one, {**one, "trial": True}]}))
+    monkeypatch.setattr(sys, "argv", ["sfumato", "reproduce", "adopt", str(file), "--results", str(kept)])
+    with pytest.raises(SystemExit):
+        main()
+    results = read_results(kept)
+    assert set(results) == {("privae", "figure-1", "full")}
+    [row] = [row for row in results["privae", "figure-1", "full"]["rows"] if row["trained"]]
+    assert (row["setting"], row["claimed"], row["epsilon"], row["trainings"]) == (setting.name, "3", 2.99, 2)
+    assert row["values"]["MMD"]["mean"] == pytest.approx(0.01)
+    assert "2 trainings of each; privae 400 steps." in page(results) and "`python this` · a CPU" in page(results)
 
 
 def test_fewer_records_or_images_count_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

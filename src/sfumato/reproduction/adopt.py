@@ -1,4 +1,4 @@
-"""Numbers of ``benchmarks/utility.py`` put into the entries whose configurations they are of.
+"""Numbers of ``benchmarks/utility.py`` and ``privae.py`` put into the entries whose configurations they are of.
 
 A benchmark trains side by side on one device what an entry would train one after another. Its numbers count for a row
 when collection, method, every parameter and ε are the row's own; nothing else is taken.
@@ -37,7 +37,10 @@ class Benchmark:
         return [
             run
             for run in self.report["results"]
-            if run["data"] == row.case.data and run["epsilon"] == epsilon and run["parameters"] == wanted
+            if run["data"] == row.case.data
+            and run["epsilon"] == epsilon
+            and run["parameters"] == wanted
+            and not run.get("trial")
         ]
 
 
@@ -59,7 +62,7 @@ def adopted(reports: Sequence[dict[str, Any]], *, shelf: Shelf) -> Iterator[dict
                 method = Scale.of("full", entry).method(setting, case)
                 epsilon = setting.budget(case.epsilon)
                 runs = [run for one in own for run in one.trainings(row, method.parameters(), epsilon)]
-                runs = [run for run in runs if _form(sampling) in run["accuracy"]]
+                runs = [run for run in runs if "codes" in run or _form(sampling) in run["accuracy"]]
                 trainings = max(trainings, len(runs))
                 rows.append(
                     filled(
@@ -74,15 +77,23 @@ def adopted(reports: Sequence[dict[str, Any]], *, shelf: Shelf) -> Iterator[dict
                 )
             if trainings:
                 first = own[0].report
-                size = {"records_at_most": None, "images": first["images"], "trainings": trainings, "inception": True}
-                command = "; ".join(f"python benchmarks/utility.py {one.report['method']}" for one in own)
+                size = {
+                    "records_at_most": None,
+                    "images": first.get("images"),
+                    "trainings": trainings,
+                    "inception": "images" in first,
+                }
+                usual = f"python benchmarks/utility.py {first['method']}"
+                command = "; ".join(one.report.get("command", usual) for one in own)
                 head = heading(paper, entry, scale="full", size=size, command=command, machine=first["machine"],
                                torch=first["torch"])  # fmt: skip
                 yield {**head, "rows": rows, "failed": {}}
 
 
 def _serves(report: dict[str, Any], entry: Entry) -> bool:
-    """The benchmark judges by one protocol, and by densities."""
+    """One benchmark judges by a protocol and by densities, the other looks at codes."""
+    if "codes" in entry.measures or "protocol" not in report:
+        return set(entry.measures) == set(report.get("measures", ()))
     same = report["protocol"] == entry.protocol and report["images"] == Scale.of("full", entry).images
     return not entry.experiment and set(entry.measures) <= {PROTOCOL, "density"} and same
 
@@ -95,6 +106,8 @@ def _form(sampling: dict[str, Any]) -> str:
 
 
 def _values(run: dict[str, Any], form: str) -> dict[str, float]:
+    if "codes" in run:
+        return dict(run["codes"])
     found = dict(run["accuracy"][form])
     if form in (run.get("fid") or {}):
         found["FID"] = run["fid"][form]

@@ -82,7 +82,7 @@ def page_command(
 
 @reproduce_app.command("adopt")
 def adopt_command(
-    files: Annotated[list[Path], typer.Argument(help="results.json files of benchmarks/utility.py.")],
+    files: Annotated[list[Path], typer.Argument(help="results.json files of benchmarks/utility.py or privae.py.")],
     *,
     data: Data = None,
     results: Annotated[Path, typer.Option(help="The folder for result files.")] = Path("docs/results"),

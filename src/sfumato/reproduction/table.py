@@ -66,7 +66,8 @@ def caption(result: dict[str, Any]) -> list[str]:
             f"{trainings} of each, {_counts(result)}. It shows that the entry runs; no match with the paper is claimed."
         )
     else:
-        found.append(f"{trainings} of each, {size['images']:,} synthetic images; {_counts(result)}.")
+        images = "" if size["images"] is None else f", {size['images']:,} synthetic images"
+        found.append(f"{trainings} of each{images}; {_counts(result)}.")
     found += sorted({f"{row['remark']}." for row in result["rows"] if row["remark"] and row["ran"]})
     found += [f"FAILED: {name}: {reason}" for name, reason in result["failed"].items()]
     return found
