@@ -84,7 +84,7 @@ def test_codes_enter_without_their_trials(tmp_path: Path, monkeypatch: pytest.Mo
     [row] = [row for row in results["privae", "figure-1", "full"]["rows"] if row["trained"]]
     assert (row["setting"], row["claimed"], row["epsilon"], row["trainings"]) == (setting.name, "3", 2.99, 2)
     assert row["values"]["MMD"]["mean"] == pytest.approx(0.01)
-    assert "2 trainings of each; privae 400 steps." in page(results) and "`python this` · a CPU" in page(results)
+    assert "2 trainings of each; privae 600 steps." in page(results) and "`python this` · a CPU" in page(results)
 
 
 def test_fewer_records_or_images_count_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

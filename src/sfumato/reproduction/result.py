@@ -36,7 +36,7 @@ def gather(paper: Paper, entry: Entry, layout: Layout, *, scale: Scale, failed: 
     }
     rows = [_measured(paper, entry, row) for row in layout.rows]
     command = f"sfumato reproduce {paper.key} {entry.name} --scale {scale.name}"
-    head = heading(paper, entry, scale=scale.name, size=size, command=command, machine=_machine(), torch=TORCH)
+    head = heading(paper, entry, scale=scale.name, size=size, command=command, machine=machine(), torch=TORCH)
     return {**head, "rows": rows, "failed": failed}
 
 
@@ -181,7 +181,8 @@ def _holds(paper: Paper, row: Row, found: float | None) -> str:
     return "?" if really is None else _text(really)
 
 
-def _machine() -> str:
+def machine() -> str:
+    """The device that torch computes on here."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     name = platform.processor() or platform.machine()
