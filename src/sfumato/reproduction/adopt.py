@@ -83,11 +83,15 @@ def adopted(reports: Sequence[dict[str, Any]], *, shelf: Shelf) -> Iterator[dict
                     "trainings": trainings,
                     "inception": "images" in first,
                 }
-                usual = f"python benchmarks/utility.py {first['method']}"
-                command = "; ".join(one.report.get("command", usual) for one in own)
+                command = first.get("command") or _utility(own)
                 head = heading(paper, entry, scale="full", size=size, command=command, machine=first["machine"],
                                torch=first["torch"])  # fmt: skip
                 yield {**head, "rows": rows, "failed": {}}
+
+
+def _utility(reports: Sequence[Benchmark]) -> str:
+    names = " ".join(f"--only {one.report['experiment']}" for one in reports)
+    return f"python benchmarks/utility.py benchmarks/experiments.toml {names}"
 
 
 def _serves(report: dict[str, Any], entry: Entry) -> bool:
