@@ -35,10 +35,10 @@ def place(row: dict[str, Any]) -> str:
 
 
 def number(mean: float | None, deviation: float | None) -> str:
-    """Shares in three digits, scores in two, percents and distances in one."""
+    """Shares in three digits, or four where they are small, scores in two, percents and distances in one."""
     if mean is None:
         return "–"
-    digits = 3 if abs(mean) <= 1 else 2 if abs(mean) < 2 else 1
+    digits = 4 if 0 < abs(mean) < 0.1 else 3 if abs(mean) <= 1 else 2 if abs(mean) < 2 else 1
     return f"{mean:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
 
 
