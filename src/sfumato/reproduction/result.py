@@ -30,7 +30,7 @@ def gather(paper: Paper, entry: Entry, layout: Layout, *, scale: Scale, failed: 
     """JSON-ready: one row for each setting in each case."""
     size = {
         "records_at_most": scale.records,
-        "images": scale.images,
+        "images": None if entry.experiment else scale.images,
         "trainings": scale.trainings,
         "inception": scale.inception,
     }
@@ -171,6 +171,8 @@ def _holds(paper: Paper, row: Row, found: float | None) -> str:
     """What the paper's ε is worth: known for its own method, not checked where it cites others."""
     if row.setting.baseline or math.isinf(row.case.epsilon):
         return "–"
+    if row.setting.holds:
+        return row.setting.holds
     if found is not None:
         return f"{found:.3g}"
     if row.setting.method != paper.key:

@@ -57,6 +57,8 @@ class Setting:
     public: str = ""
     """A public collection whose place goes into the method's parameter of that name."""
     paper: Mapping[str, tuple[Value | None, ...]] = field(default_factory=dict)
+    holds: str = ""
+    """What to say of the ε that holds, where it is not that of the paper's own method."""
     missing: str = ""
     """Why it cannot be run: then only the paper's numbers are shown."""
 

@@ -57,17 +57,17 @@ def spent(row: dict[str, Any]) -> str:
 def caption(result: dict[str, Any]) -> list[str]:
     """What the numbers are of: how many records, steps, images and trainings; what stood in for what."""
     size, found = result["size"], []
-    trainings = f"{size['trainings']} training{'s' * (size['trainings'] != 1)}"
+    trainings = f"{size['trainings']} training{'s' * (size['trainings'] != 1)} of each"
+    images = "" if size["images"] is None else f", {size['images']:,} synthetic images"
     if not any(row["trained"] for row in result["rows"]):
         found.append("Computed: nothing is trained, and the scale changes nothing.")
     elif result["scale"] == "small":
         found.append(
-            f"SMALL SCALE: N is at most {size['records_at_most']:,} records, {size['images']:,} synthetic images, "
-            f"{trainings} of each, {_counts(result)}. It shows that the entry runs; no match with the paper is claimed."
+            f"SMALL SCALE: N is at most {size['records_at_most']:,} records{images}, {trainings}, {_counts(result)}. "
+            "It shows that the entry runs; no match with the paper is claimed."
         )
     else:
-        images = "" if size["images"] is None else f", {size['images']:,} synthetic images"
-        found.append(f"{trainings} of each{images}; {_counts(result)}.")
+        found.append(f"{trainings}{images}; {_counts(result)}.")
     found += sorted({f"{row['remark']}." for row in result["rows"] if row["remark"] and row["ran"]})
     found += [f"FAILED: {name}: {reason}" for name, reason in result["failed"].items()]
     return found
