@@ -1,4 +1,4 @@
-"""GS-WGAN beyond the rules for every method: what the authors' noise is worth, and what critics do before they speak."""
+"""GS-WGAN beyond the rules for every method: what the authors' noise is worth, and what critics of shards learn."""
 
 from __future__ import annotations
 

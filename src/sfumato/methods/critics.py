@@ -24,7 +24,7 @@ class Critics:
         return len(self.start)
 
     def values(self, moved: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        """``[owners, rows]`` from ``[owners, weights]``, ``[owners, rows, ...]`` images and ``[owners, rows]`` labels."""
+        """``[owners, rows]``, each owner's critic on its own ``[owners, rows, ...]`` images."""
 
         def one(weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
             pieces = weights.split([shape.numel() for shape in self._shapes.values()])

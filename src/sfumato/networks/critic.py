@@ -13,7 +13,7 @@ class Critic(nn.Module):
     No normalisation: the gradient penalty is about each image by itself.
     """
 
-    def __init__(self, shape: tuple[int, int, int], classes: int, *, width: int = 8) -> None:
+    def __init__(self, shape: tuple[int, int, int], classes: int, *, width: int = 4) -> None:
         super().__init__()
         self.first = nn.Conv2d(shape[0], width, 5, stride=2, padding=2)
         self.second = nn.Conv2d(width, 2 * width, 5, stride=2, padding=2)
