@@ -1,18 +1,15 @@
-"""What DPPM reaches: accuracy and pictures at stated budgets, what the judge and the samplers are worth, and its speed.
+"""What DPPM's samplers and its judge are worth on one trained network, and what a private step costs.
 
-    python benchmarks/dppm.py show --data mnist=DIR --data fashion-mnist=DIR --epsilon 1 --epsilon 10 --out OUT
     python benchmarks/dppm.py sample --data mnist=DIR --epsilon 10 --out OUT      one training, drawn in many ways
-    python benchmarks/dppm.py published --data mnist=DIR --out OUT                the paper's own training
     python benchmarks/dppm.py step --data mnist=DIR --out OUT                     private against plain step
 
 DIR is a folder with idx files, or anything else with two splits (--splits, --label); the word "digits" stands for drawn
-digits, which need no file. --set key=value changes a parameter of the method, --at EPSILON:key=value only where the
-budget is that one; both may be given several times. --tiny takes a network and a collection that a CPU can carry in a
-minute, to see that all of it runs.
+digits, which need no file. --set key=value changes a parameter of the method. --tiny takes a network and a collection
+that a CPU can carry in a minute, to see that all of it runs.
 
-OUT gets results.json, which grows by one entry a training, results.md, and a grid of pictures for each training.
-Trainings draw their noise from the operating system; --seeds counts repetitions. The pictures of each are judged by the
-CNN of the protocol `sinkhorn`, on the real test split. All of it is evaluation on public collections: NOT PRIVATE.
+OUT gets results.json, results.md, and a grid of pictures for each way of drawing. The noise comes from the operating
+system. The pictures are judged by the CNN of the protocol `sinkhorn`, on the real test split. All of it is evaluation
+on public collections: NOT PRIVATE. Accuracies of whole trainings come from benchmarks/utility.py.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ from sfumato.evaluation.classifiers import CNN, Recipe, learn, score
 from sfumato.methods.dppm import DPPM
 from sfumato.methods.judge import Judged
 from sfumato.networks.score import ScoreNetwork
-from sfumato.privacy import AnyBudget, Budget, NoGuarantee
+from sfumato.privacy import Budget
 from sfumato.privacy.gradients import Batch, clipped_sum
 from sfumato.privacy.randomness import Randomness
 from sfumato.release import Release
@@ -78,7 +75,6 @@ class Task:
     epsilon: float
     number: int
     settings: dict[str, Any]
-    samplers: tuple[dict[str, Any], ...]
     images: int
     batch: int
     records: int | None
@@ -107,10 +103,11 @@ def judge(task: Task) -> list[dict[str, Any]]:
     torch.set_num_threads(2)
     torch.set_float32_matmul_precision("high")
     train, test = task.collection()
-    private, method = PrivateImages.from_images(train), DPPM.configured(task.settings)
-    budget: AnyBudget = Budget(task.epsilon, 1e-5)
-    if task.mode == "published":
-        method, budget = replace(method, variant="published", response=task.epsilon), NoGuarantee()
+    private, method, budget = (
+        PrivateImages.from_images(train),
+        DPPM.configured(task.settings),
+        Budget(task.epsilon, 1e-5),
+    )
     method.plan(budget)  # seconds of its own, on one core, and remembered
     start = time.perf_counter()
     release = method.fit(private, budget, device=task.device)
@@ -130,7 +127,7 @@ def judge(task: Task) -> list[dict[str, Any]]:
     }
     if isinstance(release.model, Judged):
         about["judge"] = 100 * _right(release, test, task.device)
-    return [{**about, **_drawn(task, method, release, change, test)} for change in task.samplers]
+    return [{**about, **_drawn(task, method, release, change, test)} for change in SAMPLERS]
 
 
 def _right(release: Release, test: Images, device: str) -> float:
@@ -150,9 +147,11 @@ def _drawn(task: Task, method: DPPM, release: Release, change: dict[str, Any], t
     recipe = Recipe("CNN", CNN.network, epochs=2) if task.tiny else CNN
     learned = learn(recipe, images, labels, classes=classes, seed=task.number, device=task.device)
     accuracy = score(learned, test.pixels, test.labels, classes=classes)
-    if change == task.samplers[0] and task.number == 0:
+    if task.number == 0:
         rows = [np.flatnonzero(labels == label)[: 100 // classes] for label in range(classes)]
-        grid(images[np.concatenate(rows)], columns=10).save(Path(task.out) / f"{task.name()}.png")
+        grid(images[np.concatenate(rows)], columns=10).save(
+            Path(task.out) / f"{task.name()}-{SAMPLERS.index(change)}.png"
+        )
     return {
         "change": change,
         "images": task.images,
@@ -214,14 +213,9 @@ def table(results: Iterable[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def settings_at(options: argparse.Namespace, epsilon: float) -> dict[str, Any]:
-    own = [text.split(":", 1)[1] for text in options.at if float(text.split(":", 1)[0]) == epsilon]
-    return {**(TINY if options.tiny else {}), **dict(text.split("=", 1) for text in (*options.set, *own))}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=("show", "sample", "published", "step"))
+    parser.add_argument("mode", choices=("sample", "step"))
     parser.add_argument("--data", action="append", required=True, help="name=folder, or digits=digits")
     parser.add_argument("--label", default=None, help="parquet: the label's column")
     parser.add_argument("--splits", nargs=2, default=("train", "test"), help="names of the two splits")
@@ -232,7 +226,6 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=None, help="train on the first so many, or draw so many digits")
     parser.add_argument("--batch", type=int, default=10_000, help="images drawn at once")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--at", action="append", default=[], metavar="EPSILON:KEY=VALUE")
     parser.add_argument("--together", type=int, default=1, help="trainings that share the device")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -248,8 +241,7 @@ def main() -> None:
             splits=tuple(options.splits),
             epsilon=epsilon,
             number=number,
-            settings=settings_at(options, epsilon),
-            samplers=SAMPLERS if options.mode == "sample" else SAMPLERS[:1],
+            settings={**(TINY if options.tiny else {}), **dict(text.split("=", 1) for text in options.set)},
             images=options.images or (300 if options.tiny else 60_000),
             batch=options.batch,
             records=options.records,

@@ -1,20 +1,21 @@
-r"""A method's utility: fresh trainings for each data set and ε, judged by the protocol `sinkhorn` on real test images.
+r"""What the methods' images are worth: fresh trainings, judged by a published protocol on real test images.
 
-    python benchmarks/utility.py dp-lflow --data mnist=DIR --data fashion-mnist=DIR --epsilon 1 --epsilon 10 --out OUT
-    python benchmarks/utility.py dp-lflow --data mnist=DIR --epsilon 1 --trainings 1 --images 500 --out OUT
-    python benchmarks/utility.py dp-lflow --data mnist=DIR --epsilon 10 --case "" --case "steps=100 code=10" --out OUT
-    python benchmarks/utility.py dp-lflow --data faces=TRAIN.parquet,TEST.parquet --label male --size 32 --epsilon 10 \
-        --out OUT
+    python benchmarks/utility.py benchmarks/experiments.toml --data FOLDER --only dp-lflow --together 8 --out OUT
+    python benchmarks/utility.py benchmarks/experiments.toml --data FOLDER --trainings 1 --images 500 --records 1000 \
+        --set steps=3 --out OUT
 
-DIR is anything that has the splits "train" and "test"; TRAIN,TEST names them one by one. Every training is fresh: no
-seed, another noise each time. Its samples are judged by the classifiers as they come and, where a method can, after
-smoothing and sharpening; its density, where it has one, by how well it tells each class of the test set from the
-others. A variant that needs the raw records runs without a guarantee, whatever --epsilon says.
+The first file says what is trained: a table for each experiment, with a method (or "real", the ceiling: a classifier
+of real images), collections, budgets and cases. FOLDER holds the collections as ``sfumato reproduce`` finds them
+(mnist, fashion-mnist, celeba); "digits" are drawn and need no file.
 
-Each --case is one more configuration, on top of --variant and --set. With --together several trainings share the
-device; with --alone one training of each setting is timed by itself before. OUT gets results.json, which grows with
-every training, results.md, a grid of pictures for each setting and, with --save, its first release. --minutes stops
-before the next training when time is up. All of it is computed from real data and is NOT private.
+Every training is fresh: no seed, another noise each time. Its samples are judged by the protocol's classifiers as they
+come and, where asked for, after smoothing and sharpening; its density, where it has one, by how well it tells each
+class of the test set from the others. A variant that needs the raw records runs without a guarantee, whatever its ε.
+
+All experiments share one pool of processes, and with --together several trainings share the device. OUT gets a folder
+for each experiment: results.json, which grows with every training, results.md, a grid of pictures for each setting and,
+with --save, its first release. --minutes begins no training after that time. All of it is computed from real data and
+is NOT private.
 """
 
 from __future__ import annotations
@@ -26,20 +27,27 @@ import os
 import platform
 import statistics
 import time
+import tomllib
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+# Batches of coins differ in size; without this the pieces of memory they leave do not fit the next one.
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
 import numpy as np
 import torch
 
-from sfumato.data import PrivateImages, PublicImages
+from sfumato.data import Images, PrivateImages
+from sfumato.data.digits import draw_digits
 from sfumato.data.images import read
-from sfumato.evaluation.classifiers import learn, score
+from sfumato.evaluation.cache import cached_statistics, default_folder
+from sfumato.evaluation.classifiers import Learned, Recipe, learn, score
 from sfumato.evaluation.density import out_of_distribution_auroc
-from sfumato.evaluation.features import extract
+from sfumato.evaluation.features import FeatureNetwork, extract
 from sfumato.evaluation.fidelity import frechet_distance
 from sfumato.evaluation.fidelity import statistics as feature_statistics
 from sfumato.evaluation.inception import inception
@@ -50,253 +58,351 @@ from sfumato.privacy import Budget, NoGuarantee
 from sfumato.release import Release
 from sfumato.release.grid import grid
 from sfumato.release.release import Density
+from sfumato.reproduction.collection import Shelf
 
 DELTA = 1e-5
-SHARPNESS = {"fashion-mnist": 8.0}  # DP-LFlow's factors
-DEFAULT_SHARPNESS = 5.0
+REAL = "real"
+SHARPNESS = {"mnist": 5.0, "fashion-mnist": 8.0, "celeba-gender-32": 2.0}  # DP-LFlow's factors
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table of the file. ``fid``, ``sharpened`` and ``agreement`` say for how many trainings of each setting that is
+    measured: how far its images are from the protocol's reference, what sharpening does to them, and how often a
+    classifier of real images agrees with the label an image was drawn for."""
+
+    name: str
+    method: str
+    data: tuple[str, ...]
+    epsilon: tuple[float, ...] = (0.0,)
+    trainings: int = 1
+    parameters: dict[str, Any] = field(default_factory=dict)
+    cases: tuple[dict[str, Any], ...] = ({},)
+    protocols: tuple[str, ...] = ("sinkhorn",)
+    classifiers: tuple[str, ...] = ()
+    images: int | None = None
+    records: int | None = None
+    person: str | None = None
+    fid: int = 0
+    sharpened: int = 0
+    agreement: int = 0
+
+    def count(self, protocol: str) -> int:
+        """Synthetic images that a protocol's classifiers learn from."""
+        return self.images or protocol_named(protocol).synthetic_count
 
 
 @dataclass(frozen=True)
 class Task:
     """One training and what becomes of it."""
 
-    method: str
-    case: str
-    settings: dict[str, Any]
+    experiment: Experiment
+    case: dict[str, Any]
     data: str
-    folder: str
-    label: str | None
-    person: str | None
-    size: int | None
-    records: int | None
     epsilon: float
     number: int
-    images: int
-    classifiers: tuple[str, ...]
-    forms: bool
-    fid: bool
+    folder: str
     save: bool
     device: str
-    out: str
+    out: Path
     threads: int
     deadline: float
 
     @property
     def setting(self) -> str:
-        unit = ["per person"] if self.person else []
-        return ", ".join([self.data, f"ε {self.epsilon:g}", *unit, *([self.case] if self.case else [])])
+        unit = ["per person"] if self.experiment.person else []
+        case = " ".join(f"{key}={value}" for key, value in self.case.items())
+        return ", ".join([self.data, f"ε {self.epsilon:g}", *unit, *([case] if case else [])])
 
     @property
     def name(self) -> str:
-        return "".join(c if c.isalnum() or c in ".=-" else "-" for c in self.setting.replace("ε ", "").replace(",", ""))
+        letters = self.setting.replace("ε ", "").replace(",", "")
+        return "".join(c if c.isalnum() or c in ".=-" else "-" for c in letters)[:120]
 
-    def configured(self) -> Method:
-        return find(self.method).configured(self.settings)
+    def method(self) -> Method:
+        return find(self.experiment.method).configured({**self.experiment.parameters, **self.case})
 
-
-@functools.lru_cache(maxsize=2)
-def collection(
-    folder: str, label: str | None, size: int | None, person: str | None = None, records: int | None = None
-) -> tuple[PrivateImages, PublicImages]:
-    """The training split behind the door, and the test split."""
-    first, _, second = folder.partition(",")
-    test = PublicImages.read(second or first, split="test", label_column=label, size=size, unlabelled="leave out")
-    options: dict[str, Any] = {"label_column": label, "size": size, "unlabelled": "leave out", "classes": test.classes}
-    found = read(first, split="train", person_column=person, **options)
-    persons = None if found.persons is None else found.persons[:records]
-    return PrivateImages(found.pixels[:records], found.labels[:records], classes=found.classes, persons=persons), test
+    def sets(self) -> tuple[Images, Images]:
+        return collection(self.folder, self.data, self.experiment.person, self.experiment.records)
 
 
-@functools.lru_cache(maxsize=2)
-def real_features(folder: str, label: str | None, size: int | None, device: str) -> Any:
-    network = inception()
-    test = collection(folder, label, size)[1]
-    return network, feature_statistics(extract(network, test.pixels, device=device))
+@functools.lru_cache(maxsize=4)
+def collection(folder: str, name: str, person: str | None, records: int | None) -> tuple[Images, Images]:
+    """Training and test images, of the first so many records."""
+    if name == "digits":
+        return draw_digits(records or 60_000, seed=0), draw_digits(10_000, seed=1)
+    found = Shelf.of([folder]).find(name)
+    if found is None:
+        raise FileNotFoundError(f"the collection {name!r} is not in the data folder")
+    options = dict(found.collection.options)
+    if isinstance(options.get("classes"), list):
+        options["classes"] = tuple(options["classes"])
+    train = read(found.train, split="train", person_column=person, **options)
+    test = read(found.test or found.train, split="train" if found.test else "test", **options)
+    persons = None if train.persons is None else train.persons[:records]
+    return Images(train.pixels[:records], train.labels[:records], train.classes, persons), test
 
 
-def train(task: Task) -> tuple[Release, float]:
-    """A fresh training within the budget, and its seconds."""
-    private, method = collection(task.folder, task.label, task.size, task.person, task.records)[0], task.configured()
-    budget = Budget(task.epsilon, DELTA, unit="person" if task.person else "image")
-    start = time.perf_counter()
-    raw = method.variant in method.raw_variants
-    release = method.fit(private, NoGuarantee() if raw else budget, device=task.device)
-    return release, time.perf_counter() - start
+@functools.cache
+def network() -> FeatureNetwork:
+    return inception()
 
 
-def timed(task: Task) -> float:
-    torch.set_num_threads(task.threads)
-    return train(task)[1]
+@functools.lru_cache(maxsize=4)
+def judge_of_real(folder: str, name: str, recipe: Recipe, device: str) -> Learned:
+    train, _ = collection(folder, name, None, None)
+    return learn(recipe, train.pixels, train.labels, classes=len(train.classes), seed=0, device=device)
 
 
-def judge(task: Task) -> dict[str, Any] | None:
+def work(task: Task) -> dict[str, Any] | None:
+    """Train and judge, unless time is up."""
     if time.time() > task.deadline:
         return None
     torch.set_num_threads(task.threads)
-    release, seconds = train(task)
-    test = collection(task.folder, task.label, task.size, task.person, task.records)[1]
-    method, classes = task.configured(), len(test.classes)
-    forms = {"as drawn": method}
-    if task.forms and "sharpness" in {field.name for field in fields(method)}:
-        sharpness: dict[str, Any] = {"sharpness": SHARPNESS.get(task.data, DEFAULT_SHARPNESS)}
-        forms["sharpened"] = replace(method, **sharpness)
-    accuracy: dict[str, dict[str, float]] = {}
-    fid = {}
-    for form, sampler in forms.items():
-        drawn = Release(sampler, release.model, release.card)
-        pixels, labels = drawn.sample(task.images, batch=5000, device=task.device)
+    found = {"setting": task.setting, "data": task.data, "epsilon": task.epsilon, "number": task.number}
+    if task.experiment.method == REAL:
+        train, _ = task.sets()
+        measured = {name: judged(task, name, train.pixels, train.labels) for name in task.experiment.protocols}
+        return {**found, "seconds": 0.0, "judged": by_form({"real": measured})}
+    release, seconds = trained(task)
+    method, card = task.method(), release.card
+    forms: dict[str, dict[str, Any]] = {"as drawn": {}}
+    if task.number < task.experiment.sharpened and "sharpness" in {one.name for one in fields(method)}:
+        forms["sharpened"] = {"sharpness": SHARPNESS.get(task.data, 5.0)}
+    count = max(task.experiment.count(name) for name in task.experiment.protocols)
+    looks, drawing = {}, {}
+    for form, change in forms.items():
+        drawn = Release(replace(method, **change), release.model, card)
+        start = time.perf_counter()
+        pixels, labels = drawn.sample(count, batch=5000, device=task.device)
+        drawing[form] = time.perf_counter() - start
         if task.number == 0:
-            shown, _ = drawn.sample(10 * classes, labels=np.repeat(np.arange(classes), 10), device=task.device)
-            ending = "" if form == "as drawn" else f"-{form}"
-            grid(shown, columns=10, scale=2).save(Path(task.out) / f"{task.name}{ending}.png")
-        accuracy[form] = {}
-        for recipe in protocol_named("sinkhorn").recipes:
-            if recipe.name in task.classifiers:
-                learned = learn(recipe, pixels, labels, classes=classes, seed=task.number, device=task.device)
-                accuracy[form][recipe.name] = 100 * score(learned, test.pixels, test.labels, classes=classes).overall
-        if task.fid:
-            network, real = real_features(task.folder, task.label, task.size, task.device)
-            own = extract(network, pixels[: len(test.pixels)], device=task.device)
-            fid[form] = frechet_distance(real, feature_statistics(own))
-    auroc = None
-    if isinstance(method, Density):
-        density = np.nan_to_num(release.density(test.pixels, batch=5000, device=task.device), nan=-np.inf)
-        auroc = [
-            out_of_distribution_auroc(density[test.labels == label, label], density[test.labels != label, label])
-            for label in range(classes)
-        ]
+            show(task, drawn, "" if form == "as drawn" else f"-{form}")
+        looks[form] = {name: judged(task, name, pixels, labels) for name in task.experiment.protocols}
     if task.save and task.number == 0:
         release.model.cpu()
-        release.save(Path(task.out) / task.name)
-    card = release.card
+        release.save(task.out / task.name)
     return {
-        "setting": task.setting,
-        "data": task.data,
-        "epsilon": task.epsilon,
+        **found,
         "case": task.case,
         "card_epsilon": card["epsilon"],
         "guarantee": card["guarantee"],
         "variant": card["variant"],
         "parameters": card["parameters"],
         "noise_multiplier": next((e["noise_multiplier"] for e in reversed(card["events"]) if "blocks" in e), None),
-        "number": task.number,
         "seconds": seconds,
-        "accuracy": accuracy,
-        "fid": fid,
-        "auroc": auroc,
+        "drawing_seconds": drawing["as drawn"],
+        "auroc": auroc(task, release),
+        "judged": by_form(looks),
     }
 
 
-def table(results: list[dict[str, Any]], alone: dict[str, float]) -> str:
+def by_form(looks: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """From form → protocol → measure to protocol → measure → form, as results.json has it."""
+    turned: dict[str, dict[str, dict[str, Any]]] = {}
+    for form, protocols in looks.items():
+        for protocol, measures in protocols.items():
+            for measure, value in measures.items():
+                turned.setdefault(protocol, {}).setdefault(measure, {})[form] = value
+    return turned
+
+
+def trained(task: Task) -> tuple[Release, float]:
+    """A fresh training within the budget, and its seconds."""
+    images, _ = task.sets()
+    private, method = PrivateImages.from_images(images), task.method()
+    raw = method.variant in method.raw_variants
+    budget = Budget(task.epsilon, DELTA, unit="person" if task.experiment.person else "image") if not raw else None
+    start = time.perf_counter()
+    release = method.fit(private, budget or NoGuarantee(), device=task.device)
+    if "cuda" in task.device:
+        torch.cuda.synchronize()
+    return release, time.perf_counter() - start
+
+
+def show(task: Task, release: Release, ending: str) -> None:
+    classes = len(release.classes)
+    shown, _ = release.sample(10 * classes, labels=np.repeat(np.arange(classes), 10), device=task.device)
+    grid(shown, columns=10, scale=2 if shown.shape[-1] < 64 else 1).save(task.out / f"{task.name}{ending}.png")
+
+
+def judged(task: Task, name: str, pixels: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """Accuracy by each classifier of a protocol; FID and agreement where they are asked for."""
+    experiment, (train, test) = task.experiment, task.sets()
+    protocol, classes = protocol_named(name), len(test.classes)
+    if experiment.method != REAL:
+        pixels, labels = pixels[: experiment.count(name)], labels[: experiment.count(name)]
+    found: dict[str, Any] = {"accuracy": {}}
+    for recipe in protocol.recipes:
+        if experiment.classifiers and recipe.name not in experiment.classifiers:
+            continue
+        learned = learn(recipe, pixels, labels, classes=classes, seed=task.number, device=task.device)
+        accuracy = score(learned, test.pixels, test.labels, classes=classes)
+        found["accuracy"][recipe.name] = 100 * accuracy.overall
+        if recipe.name == protocol.judge:
+            found["per_class"] = [None if share is None else 100 * share for share in accuracy.per_class]
+    if task.number < experiment.fid:
+        reference = (test if protocol.reference == "test" else train).pixels[:10_000]
+        real = cached_statistics(network(), reference, folder=default_folder(), device=task.device)
+        own = extract(network(), pixels[: len(reference)], device=task.device)
+        found["fid"] = frechet_distance(real, feature_statistics(own))
+    if task.number < experiment.agreement:
+        recipe = next(recipe for recipe in protocol.recipes if recipe.name == protocol.judge)
+        answers = judge_of_real(task.folder, task.data, recipe, task.device).predict(pixels)
+        found["agreement"] = 100 * float((answers == labels).mean())
+    return found
+
+
+def auroc(task: Task, release: Release) -> list[float] | None:
+    if not isinstance(release.method, Density):
+        return None
+    _, test = task.sets()
+    density = np.nan_to_num(release.density(test.pixels, batch=5000, device=task.device), nan=-np.inf)
+    own = ((density[:, label], test.labels == label) for label in range(len(test.classes)))
+    return [out_of_distribution_auroc(values[inside], values[~inside]) for values, inside in own]
+
+
+# The file and the table
+
+
+def experiments_of(options: argparse.Namespace) -> list[Experiment]:
+    """The chosen tables of the file, with what the command line changes in all of them."""
+    tables = tomllib.loads(options.file.read_text())
+    unknown = sorted(set(options.only) - set(tables))
+    if unknown:
+        raise SystemExit(f"--only {', '.join(unknown)}: the file has {', '.join(tables)}")
+    found = []
+    for name in options.only or tables:
+        table = dict(tables[name])
+        common = {**table.pop("parameters", {}), **dict(text.split("=", 1) for text in options.set)}
+        lists = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+        given = {"trainings": options.trainings, "images": options.images, "records": options.records}
+        given = {key: value for key, value in given.items() if value is not None}
+        found.append(Experiment(name=name, parameters=common, **{**lists, **given}))
+    return found
+
+
+def tasks_of(options: argparse.Namespace) -> Iterator[Task]:
+    """All trainings, the first of every setting before the second of any."""
+    experiments = experiments_of(options)
+    for number in range(max(experiment.trainings for experiment in experiments)):
+        for one in experiments:
+            settings = ((case, epsilon, name) for case in one.cases for epsilon in one.epsilon for name in one.data)
+            for case, epsilon, name in settings if number < one.trainings else ():
+                yield Task(
+                    experiment=one,
+                    case=case,
+                    data=name,
+                    epsilon=epsilon,
+                    number=number,
+                    folder=options.data,
+                    save=options.save,
+                    device=options.device,
+                    out=options.out / one.name,
+                    threads=max(1, (os.cpu_count() or 1) // options.together),
+                    deadline=time.time() + 60 * options.minutes,
+                )
+
+
+def table(results: list[dict[str, Any]]) -> str:
     """A line for each setting and form: mean ± standard deviation over its trainings."""
     names = list(next(iter(results[0]["accuracy"].values())))
-    heads = ["setting", "guarantee", "form", "trainings", *names, "FID", "AUROC", "seconds", "seconds alone"]
+    heads = [
+        "setting",
+        "guarantee",
+        "form",
+        "trainings",
+        *names,
+        "FID",
+        "agreement",
+        "AUROC",
+        "training s",
+        "drawing s",
+    ]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for setting in sorted({r["setting"] for r in results}):
         own = [r for r in results if r["setting"] == setting]
-        promise = own[0]["guarantee"]
-        for form in own[0]["accuracy"]:
-            cells = [spread([r["accuracy"][form][name] for r in own]) for name in names]
-            fid = spread([r["fid"][form] for r in own], 1) if own[0]["fid"] else "–"
-            auroc = spread([statistics.fmean(r["auroc"]) for r in own], 3) if own[0]["auroc"] else "–"
-            seconds = [spread([r["seconds"] for r in own], 1), f"{alone[setting]:.1f}" if setting in alone else "–"]
-            row = [setting, promise, form, str(len(own)), *cells, fid, auroc, *seconds]
-            lines.append("| " + " | ".join(row) + " |")
+        for form in dict.fromkeys(form for r in own for form in r["accuracy"]):
+            shown = [r for r in own if form in r["accuracy"]]
+            cells = [spread([r["accuracy"][form][name] for r in shown]) for name in names]
+            cells += [
+                spread([r[key][form] for r in shown if form in r.get(key, {})], 1) for key in ("fid", "agreement")
+            ]
+            cells += [spread([statistics.fmean(r["auroc"]) for r in shown if r.get("auroc")], 3)]
+            cells += [spread([r[key] for r in own if key in r], 1) for key in ("seconds", "drawing_seconds")]
+            lines.append(
+                "| " + " | ".join([setting, own[0].get("guarantee", "–"), form, str(len(shown)), *cells]) + " |"
+            )
     return "\n".join(lines)
 
 
 def spread(values: list[float], digits: int = 2) -> str:
     deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{deviation}"
+    return f"{statistics.fmean(values):.{digits}f}{deviation}" if values else "–"
 
 
-def tasks_of(options: argparse.Namespace) -> list[Task]:
-    """All trainings, the first of every setting before the second of any."""
-    common = {"variant": options.variant, **dict(text.split("=", 1) for text in options.set)}
-    return [
-        Task(
-            method=options.method,
-            case=case,
-            settings={**common, **dict(text.split("=", 1) for text in case.split())},
-            data=name,
-            folder=folder,
-            label=options.label,
-            person=options.person,
-            size=options.size,
-            records=options.records,
-            epsilon=epsilon,
-            number=number,
-            images=options.images,
-            classifiers=tuple(options.classifiers.split(",")),
-            forms=not options.as_drawn,
-            fid=options.fid,
-            save=options.save,
-            device=options.device,
-            out=str(options.out),
-            threads=max(1, (os.cpu_count() or 1) // options.together),
-            deadline=time.time() + 60 * options.minutes,
-        )
-        for number in range(options.trainings)
-        for case in options.case or [""]
-        for epsilon in sorted(options.epsilon, reverse=True)
-        for name, folder in (text.split("=", 1) for text in options.data)
-    ]
+def keep(task: Task, results: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """A file for each protocol, whole again after every training."""
+    for protocol in task.experiment.protocols:
+        ending = "" if protocol == task.experiment.protocols[0] else f"-{protocol}"
+        own = [{key: r[key] for key in r if key != "judged"} | r["judged"][protocol] for r in results]
+        report = {
+            "notice": NOTICE,
+            "experiment": task.experiment.name,
+            "method": task.experiment.method,
+            "protocol": protocol,
+            "images": task.experiment.count(protocol),
+            "records": task.experiment.records,
+            "machine": torch.cuda.get_device_name() if "cuda" in options.device else platform.processor(),
+            "torch": torch.__version__,
+            "together": options.together,
+            "results": own,
+        }
+        (task.out / f"results{ending}.json").write_text(json.dumps(report, indent=1, ensure_ascii=False))
+        (task.out / f"results{ending}.md").write_text(f"{NOTICE}\n\n{table(own)}\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("method", help="a registered method, such as dp-lflow")
-    parser.add_argument("--data", action="append", required=True, help="name=DIR or name=TRAIN,TEST")
-    parser.add_argument("--label", help="the label column of a table")
-    parser.add_argument("--person", help="the column that names persons: the guarantee is then for one person")
-    parser.add_argument("--size", type=int, help="pixels a side; images are cropped to a square and resized")
+    parser.add_argument("file", type=Path, help="experiments, a TOML table each")
+    parser.add_argument("--data", default="data", help="the folder with the collections")
+    parser.add_argument("--only", action="append", default=[], help="this experiment of the file; may be given again")
+    parser.add_argument("--trainings", type=int, help="of each setting, instead of the file's number")
+    parser.add_argument("--images", type=int, help="synthetic images, instead of the protocol's number")
     parser.add_argument("--records", type=int, help="train on the first so many only")
-    parser.add_argument("--epsilon", action="append", type=float, required=True)
-    parser.add_argument("--variant", default="certified")
-    parser.add_argument("--set", action="append", default=[], help="a parameter of the method: steps=200")
-    parser.add_argument("--case", action="append", help="one more configuration: 'steps=100 variant=conditional'")
-    parser.add_argument("--trainings", type=int, default=5)
-    parser.add_argument("--images", type=int, default=60_000)
-    parser.add_argument("--classifiers", default="LR,MLP,CNN")
-    parser.add_argument("--as-drawn", action="store_true", help="do not judge sharpened images as well")
-    parser.add_argument("--fid", action="store_true", help="against the test split; needs the Inception weights")
+    parser.add_argument("--set", action="append", default=[], help="a parameter of all methods: steps=200")
     parser.add_argument("--together", type=int, default=1, help="trainings that share the device")
-    parser.add_argument("--alone", action="store_true", help="first time one training of each setting by itself")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no training after so many")
     parser.add_argument("--save", action="store_true", help="keep the first release of each setting")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    tasks = tasks_of(options)
+    tasks = list(tasks_of(options))
     for task in tasks:
-        task.configured()  # a misspelt setting shows before the first training, not after
-    results: list[dict[str, Any]] = []
-    with ProcessPoolExecutor(options.together, mp_context=get_context("spawn")) as pool:
-        first = [task for task in tasks if task.number == 0] if options.alone else []
-        alone = {task.setting: pool.submit(timed, task).result() for task in first}
-        for done in as_completed([pool.submit(judge, task) for task in tasks]):
-            found = done.result()
+        task.out.mkdir(parents=True, exist_ok=True)
+        if task.experiment.method != REAL:
+            task.method()  # a misspelt setting shows before the first training, not after
+    # Processes are copies of one that has everything imported; the device is touched by none before it is copied.
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["__main__", "sklearn.linear_model", "torch._dynamo"])
+    results: dict[str, list[dict[str, Any]]] = {}
+    with ProcessPoolExecutor(options.together, mp_context=context) as pool:
+        waiting = {pool.submit(work, task): task for task in tasks}
+        for done in as_completed(waiting):
+            task = waiting[done]
+            problem = done.exception()
+            found = None if problem else done.result()
             if found is None:
+                ending = f"failed: {problem!r}" if problem else "not begun"
+                print(task.experiment.name, task.setting, task.number, ending, flush=True)
                 continue
-            results.append(found)
-            seconds = f"{found['seconds']:.1f} s"
-            print(found["setting"], found["number"], seconds, json.dumps(found["accuracy"]), flush=True)
-            report = {
-                "notice": NOTICE,
-                "method": options.method,
-                "protocol": "sinkhorn",
-                "images": options.images,
-                "records": options.records,
-                "machine": torch.cuda.get_device_name() if options.device == "cuda" else platform.processor(),
-                "torch": torch.__version__,
-                "together": options.together,
-                "seconds_alone": alone,
-                "results": results,
-            }
-            (options.out / "results.json").write_text(json.dumps(report, indent=1, ensure_ascii=False))
-            (options.out / "results.md").write_text(f"{NOTICE}\n\n{table(results, alone)}\n")
-    print(table(results, alone) if results else "no training was finished")
+            own = results.setdefault(task.experiment.name, [])
+            own.append(found)
+            head = (task.experiment.name, found["setting"], found["number"], f"{found['seconds']:.1f} s")
+            print(*head, json.dumps({name: one["accuracy"] for name, one in found["judged"].items()}), flush=True)
+            keep(task, own, options)
+    for path in sorted(path for name in results for path in (options.out / name).glob("results*.md")):
+        print(f"\n{path.parent.name}, {path.name}\n{path.read_text()}")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,14 @@ def training(number: int, **settings: Any) -> dict[str, Any]:
 
 
 def report(*results: dict[str, Any]) -> dict[str, Any]:
-    head = {"method": "dp-lflow", "protocol": "sinkhorn", "images": 60_000, "machine": "a GPU", "torch": "2.11"}
+    head = {
+        "experiment": "flows",
+        "method": "dp-lflow",
+        "protocol": "sinkhorn",
+        "images": 60_000,
+        "machine": "a GPU",
+        "torch": "2.11",
+    }
     return {**head, "results": list(results)}
 
 
@@ -59,7 +66,7 @@ def test_what_a_benchmark_measured_enters_the_page(tmp_path: Path, monkeypatch: 
     assert results["dp-lflow", "table-3", "full"]["rows"][0]["values"]["AUROC, average"]["mean"] == pytest.approx(0.9)
     last = results["dp-lflow", "table-4", "full"]["rows"]
     assert [row["trainings"] for row in last] == [2, 1, 0, 0]
-    assert "0 run at full scale, 3 in part" in page(results) and "benchmarks/utility.py dp-lflow" in page(results)
+    assert "0 run at full scale, 3 in part" in page(results) and "experiments.toml --only flows" in page(results)
 
 
 def test_fewer_records_or_images_count_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

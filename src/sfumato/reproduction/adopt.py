@@ -75,7 +75,8 @@ def adopted(reports: Sequence[dict[str, Any]], *, shelf: Shelf) -> Iterator[dict
             if trainings:
                 first = own[0].report
                 size = {"records_at_most": None, "images": first["images"], "trainings": trainings, "inception": True}
-                command = "; ".join(f"python benchmarks/utility.py {one.report['method']}" for one in own)
+                names = " ".join(f"--only {one.report['experiment']}" for one in own)
+                command = f"python benchmarks/utility.py benchmarks/experiments.toml {names}"
                 head = heading(paper, entry, scale="full", size=size, command=command, machine=first["machine"],
                                torch=first["torch"])  # fmt: skip
                 yield {**head, "rows": rows, "failed": {}}
