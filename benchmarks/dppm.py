@@ -33,7 +33,11 @@ import torch
 
 from sfumato.data.digits import draw_digits
 from sfumato.data.images import Images, PrivateImages, read
+from sfumato.evaluation.cache import cached_statistics, default_folder
 from sfumato.evaluation.classifiers import CNN, Recipe, learn, score
+from sfumato.evaluation.features import extract
+from sfumato.evaluation.fidelity import frechet_distance, statistics
+from sfumato.evaluation.inception import inception
 from sfumato.methods.dppm import DPPM
 from sfumato.methods.judge import Judged
 from sfumato.networks.score import ScoreNetwork
@@ -55,6 +59,8 @@ SAMPLERS: tuple[dict[str, Any], ...] = (
     {"sampler": "hamiltonian", "levels": 20, "kinetic": "rayleigh"},
     {"sampler": "hamiltonian", "levels": 20, "kinetic": "uniform"},
     {"smallest_level": 0.1},
+    {"smallest_level": 0.2},
+    {"smallest_level": 0.4},
     {"largest_level": 40.0},
 )
 
@@ -147,6 +153,10 @@ def _drawn(task: Task, method: DPPM, release: Release, change: dict[str, Any], t
     recipe = Recipe("CNN", CNN.network, epochs=2) if task.tiny else CNN
     learned = learn(recipe, images, labels, classes=classes, seed=task.number, device=task.device)
     accuracy = score(learned, test.pixels, test.labels, classes=classes)
+    fid = None
+    if not task.tiny:
+        real = cached_statistics(inception(), test.pixels[:10_000], folder=default_folder(), device=task.device)
+        fid = frechet_distance(real, statistics(extract(inception(), images[:10_000], device=task.device)))
     if task.number == 0:
         rows = [np.flatnonzero(labels == label)[: 100 // classes] for label in range(classes)]
         grid(images[np.concatenate(rows)], columns=10).save(
@@ -157,6 +167,7 @@ def _drawn(task: Task, method: DPPM, release: Release, change: dict[str, Any], t
         "images": task.images,
         "sampling_seconds": seconds,
         "accuracy": 100 * accuracy.overall,
+        "fid": fid,
         "classes": [100 * (share or 0.0) for share in accuracy.per_class],
     }
 
@@ -201,7 +212,7 @@ def synchronise(device: str) -> None:
 
 def table(results: Iterable[dict[str, Any]]) -> str:
     """Everything that was drawn and judged, in the order it was finished."""
-    lines = ["| data | mode | ε | change | training s | sampling s | judge % | CNN % |", "|" + "---|" * 8]
+    lines = ["| data | mode | ε | change | training s | sampling s | judge % | CNN % | FID |", "|" + "---|" * 9]
     for entry in results:
         if "accuracy" not in entry:
             continue
@@ -209,7 +220,7 @@ def table(results: Iterable[dict[str, Any]]) -> str:
         right = f"{entry['judge']:.1f}" if "judge" in entry else "–"
         seconds = f"{entry['training_seconds']:.0f} | {entry['sampling_seconds']:.1f}"
         about = f"{entry['data']} | {entry['mode']} | {entry['epsilon']:g} | {change}"
-        lines.append(f"| {about} | {seconds} | {right} | {entry['accuracy']:.1f} |")
+        lines.append(f"| {about} | {seconds} | {right} | {entry['accuracy']:.1f} | {entry['fid'] or 0:.1f} |")
     return "\n".join(lines) + "\n"
 
 

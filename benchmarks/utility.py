@@ -159,6 +159,8 @@ def work(task: Task) -> dict[str, Any] | None:
     if time.time() > task.deadline:
         return None
     torch.set_num_threads(task.threads)
+    if "cuda" in task.device:
+        torch.cuda.empty_cache()  # what the training before has left belongs to whoever needs it now
     found = {"setting": task.setting, "data": task.data, "epsilon": task.epsilon, "number": task.number}
     if task.experiment.method == REAL:
         train, _ = task.sets()

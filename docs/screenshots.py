@@ -1,8 +1,9 @@
 """Make the pictures of report.md from drawn digits: a comparison, a report of one of its runs, a browser.
 
-    PYTHONPATH=tests python docs/screenshots.py FOLDER
+    PYTHONPATH=tests python docs/screenshots.py FOLDER [COMPARISON]
 
-``FOLDER`` keeps the comparison; with one that is finished only the pictures are made again. docs/images gets them.
+``FOLDER`` keeps the comparison; with one that is finished only the pictures are made again. ``COMPARISON`` is another
+finished comparison, whose page is shown instead of the digits'. docs/images gets the pictures.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SETTINGS = ("features=1000", "iterations=500", "batch=100", "learning_rate=0.003
 WINDOW = (960, 900)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, shown: Path | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, count, seed in (("digits", 3000, 1), ("fresh", 1000, 2)):
         drawn = draw_digits(count, seed=seed)
@@ -38,7 +39,7 @@ def main(folder: Path) -> None:
     pages = {
         "public": run / "public.html",
         "internal": run / "internal" / "internal.html",
-        "comparison": out / "comparison.html",
+        "comparison": (shown or out) / "comparison.html",
     }
     IMAGES.mkdir(exist_ok=True)
     with Browser() as browser:
@@ -58,4 +59,4 @@ def sfumato(*words: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:3]))

@@ -138,15 +138,16 @@ def _classes(text: str | None) -> int | tuple[str, ...] | None:
 
 def _show_plan(cells: Sequence[Cell], terms: Terms) -> None:
     """What all runs will cost together, before anything is touched; a budget that cannot be met is refused here."""
+    from sfumato.comparison import together
     from sfumato.privacy import Budget
-    from sfumato.privacy.accounting import epsilon
 
     budgets = {cell.epsilon: Budget(cell.epsilon, terms.delta, terms.unit) for cell in cells}  # type: ignore[arg-type]
     plans = {(cell.name, cell.epsilon): cell.method.plan(budgets[cell.epsilon]) for cell in cells if not cell.number}
     events = [event for cell in cells for event in plans[cell.name, cell.epsilon].events]
+    total = together(events, terms.delta)
     errors.print(
-        f"{len(cells)} run{'s' * (len(cells) != 1)}: together they will cost ε = {epsilon(events, terms.delta):.3g} at "
-        f"δ = {terms.delta:g} for each {terms.unit}.",
+        f"{len(cells)} run{'s' * (len(cells) != 1)}: together they will cost ε = {total:.3g} at δ = {terms.delta:g} "
+        f"for each {terms.unit}.",
         highlight=False,
         soft_wrap=True,
     )

@@ -28,7 +28,9 @@ def run_tasks(tasks: Sequence[Task], *, jobs: int, here: bool = False) -> dict[s
 
     def note(task: Task, done: int, problem: BaseException | None) -> None:
         if problem is not None:
-            failed[str(task)] = f"{type(problem).__name__}: {problem}"
+            lines = str(problem).splitlines() or [""]
+            # The last line of many, which a traceback is, says most.
+            failed[str(task)] = f"{type(problem).__name__}: {(lines[0] if len(lines) < 4 else lines[-1]).strip()}"
         ending = "" if problem is None else f" FAILED: {failed[str(task)]}"
         errors.print(f"{done} of {len(left)}: {task}{ending}", markup=False, highlight=False, soft_wrap=True)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gradient_cases import Classifier, make_batch, squared_error
-from sfumato.privacy.gradients import Refused, check, clipped_sum
+from sfumato.privacy.gradients import Refused, check, clipped_sum, probe
 from sfumato.privacy.randomness import Draws
 
 
@@ -77,6 +78,25 @@ def test_modules_that_mix_or_draw_are_refused(module: nn.Module, words: str) -> 
     for call in (check, clipped_sum):
         with pytest.raises(Refused, match=words):
             call(model, loss, make_batch(5, dtype=torch.float32), 1.0)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_fast_sum_that_is_wrong_is_refused_when_it_is_wrong_twice(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once may be a ReLU whose input is zero but for rounding."""
+    left = [2.0] * times
+
+    def wrong(*given: Any) -> dict[str, Tensor]:
+        factor = left.pop() if left else 1.0
+        return {name: factor * value for name, value in clipped_sum(*given).items()}
+
+    monkeypatch.setattr(probe, "clipped_sum", wrong)
+    if times == 1:
+        check(Classifier().double(), squared_error, make_batch(8), 0.5)
+        return
+    with pytest.raises(Refused, match="disagrees with the plain loop"):
+        check(Classifier().double(), squared_error, make_batch(8), 0.5)
 
 
 def test_public_statistics_may_stay() -> None:

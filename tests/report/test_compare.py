@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -18,10 +19,10 @@ from browser import DESKTOP, PHONE, Browser
 from report.finished import TEST, TRAIN, write_npz
 from sfumato.cli import main
 from sfumato.compare import chosen_methods
-from sfumato.comparison import gather
+from sfumato.comparison import gather, together
 from sfumato.methods import DPMERF, METHODS, find
 from sfumato.methods.run import Run
-from sfumato.privacy import Budget, Ledger
+from sfumato.privacy import Block, Budget, Ledger, NoisySums
 from sfumato.privacy.accounting import epsilon
 from sfumato.report.scan import scan
 from sfumato.trial import Cell, Terms, train_cell
@@ -152,3 +153,13 @@ def test_settings_go_to_the_methods_that_take_them() -> None:
     ):
         with pytest.raises((ValueError, LookupError), match=told):
             chosen_methods(names, [setting])
+
+
+def test_runs_over_shards_and_others_have_a_total() -> None:
+    """Under replacement all of it together would have none."""
+    plain = NoisySums("sum", (Block("sum", 0.05),))
+    dealt = NoisySums("shards", (Block("shards", 1.0),), shards=5)
+    assert math.isinf(epsilon([plain, dealt], 1e-5))
+    apart = epsilon([plain], 5e-6) + epsilon([dealt], 5e-6)
+    assert together([plain, dealt], 1e-5) == pytest.approx(apart) and math.isfinite(apart)
+    assert together([plain], 1e-5) == epsilon([plain], 1e-5)

@@ -34,7 +34,7 @@ def test_the_list_has_every_entry(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "MNIST is not there" in by_name["dp-lflow", "table-1"]["remarks"]
     assert by_name["privae", "table-1"]["status"] == "ready"
     lflow = by_name["dp-lflow", "table-1"]
-    assert lflow["trainings"] == 40 and (
+    assert lflow["trainings"] == 50 and (
         lflow["device"] != "cpu" or lflow["seconds"]["full"] > lflow["seconds"]["small"]
     )
 

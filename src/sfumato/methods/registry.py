@@ -15,6 +15,7 @@ METHODS: dict[str, str] = {
     "dp2-vae": "sfumato.methods.dp2_vae:DP2VAE",
     "dpaf": "sfumato.methods.dpaf:DPAF",
     "dppm": "sfumato.methods.dppm:DPPM",
+    "gs-wgan": "sfumato.methods.gs_wgan:GSWGAN",
     "privae": "sfumato.methods.privae:PRIVAE",
 }
 

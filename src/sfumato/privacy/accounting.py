@@ -28,7 +28,7 @@ ACCOUNTANT = f"min(PLD, RDP), under replacement PLD, of dp-accounting {importlib
 
 _COARSE, _FINE = 1e-3, 1e-4
 _MANY_STEPS = 10_000  # a coarse grid is loose for huge T
-_HUGE = 50.0  # above this ε the PLD's arrays explode, and RDP says all there is to say
+_HUGE, _HUGE_TURNED = 50.0, 500.0  # above such an RDP the PLD's arrays explode; of turned vectors it says too much
 _TOLERANCE = 4e-3  # calibration stops within this fraction below the budget
 
 # dp-accounting evaluates every mechanism as (rate, σ_eff, steps); names and block structure do not matter to ε.
@@ -94,7 +94,7 @@ def _epsilon(mechanisms: _Mechanisms, delta: float, grid: float) -> float:
         renyi = _composed(RdpAccountant(), mechanisms).get_epsilon(delta)
         # Under replacement nobody has proved the RDP of a step twice as far an upper bound: it only guards the PLD.
         proved = mechanisms[0][3] == NeighboringRelation.ADD_OR_REMOVE_ONE
-        if not renyi <= _HUGE:
+        if not renyi <= (_HUGE if proved else _HUGE_TURNED):
             return float(renyi) if proved else math.inf
         tight = _pld(mechanisms, grid).get_epsilon(delta)
         return max(0.0, float(min(renyi, tight) if proved else tight))

@@ -34,7 +34,7 @@ scale *equal* means within two deviations, 2 points, 0.03 of a share or 10 of FI
 images and is NOT PRIVATE.
 
 `sfumato reproduce adopt FILE` takes in what `benchmarks/utility.py` or `benchmarks/privae.py` measured with an entry's
-very configurations.
+very configurations; the first one's FIDs are from 10,000 images of each set.
 """
 
 

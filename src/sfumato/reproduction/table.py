@@ -58,6 +58,9 @@ def caption(result: dict[str, Any]) -> list[str]:
     """What the numbers are of: how many records, steps, images and trainings; what stood in for what."""
     size, found = result["size"], []
     trainings = f"{size['trainings']} training{'s' * (size['trainings'] != 1)} of each"
+    fewest = min((row["trainings"] for row in result["rows"] if row["trained"]), default=size["trainings"])
+    if fewest < size["trainings"]:
+        trainings = f"{fewest} to {trainings}"
     images = "" if size["images"] is None else f", {size['images']:,} synthetic images"
     if not any(row["trained"] for row in result["rows"]):
         found.append("Computed: nothing is trained, and the scale changes nothing.")

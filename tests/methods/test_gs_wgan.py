@@ -1,0 +1,76 @@
+"""GS-WGAN beyond the rules for every method: what the authors' noise is worth, and what critics of shards learn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sfumato.data import PrivateImages
+from sfumato.methods.critics import Critics
+from sfumato.methods.gs_wgan import GSWGAN
+from sfumato.networks.critic import Critic
+from sfumato.privacy import Budget, BudgetExceeded, NoGuarantee
+from squares import squares
+
+
+def test_the_authors_noise_is_worth_more_than_they_claim() -> None:
+    method = GSWGAN.as_in_the_paper()
+    assert method.plan(Budget(25.0, 1e-5)).epsilon == pytest.approx(24.17, abs=0.01)
+    with pytest.raises(BudgetExceeded):
+        method.plan(Budget(24.0, 1e-5))
+    claim = method.claim()
+    assert claim is not None and claim["epsilon"] == 10.0
+    assert replace(method, steps=10).claim() is None and replace(method, variant="certified").claim() is None
+
+
+def test_a_shard_has_one_voice_however_many_images_it_is_shown() -> None:
+    few, many = (GSWGAN(fakes=fakes).spending() for fakes in (1, 100))
+    assert few == many
+    few, many = (GSWGAN(variant="published", fakes=fakes).spending() for fakes in (1, 100))
+    assert few[1].noise_multiplier == pytest.approx(10 * many[1].noise_multiplier)
+
+
+def critics() -> tuple[Critics, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Two shards of white images, shown black fakes."""
+    torch.manual_seed(0)
+    found = Critics(Critic((1, 8, 8), 2, width=4), steps=20, rate=0.01, penalty=10.0)
+    white = torch.ones(2, 3, 1, 8, 8)
+    return found, white, torch.zeros_like(white), torch.zeros(2, 3, dtype=torch.int64)
+
+
+def test_a_critic_learns_to_tell_and_says_where_to_go() -> None:
+    found, white, black, labels = critics()
+    start, shares = torch.zeros(2, len(found)), torch.full((2, 3), 1 / 3)
+    moved = found.trained(start, white, black, labels, shares, torch.rand(2, 3, 20))
+    assert (found.values(moved, white, labels) > found.values(moved, black, labels)).all()
+    slopes = found.slopes(moved, black, labels)
+    assert (slopes.flatten(2).sum(2) > 0).all()
+    assert slopes.flatten(2).norm(dim=2).mean() == pytest.approx(1.0, abs=0.5)
+
+
+def test_rows_that_only_fill_up_teach_nothing() -> None:
+    found, white, black, labels = critics()
+    start, shares, mixes = torch.zeros(2, len(found)), torch.tensor([[1.0, 0.0, 0.0]] * 2), torch.rand(2, 3, 20)
+    other = white.clone()
+    other[:, 1:] = 0.3
+    moved = (found.trained(start, images, black, labels, shares, mixes) for images in (white, other))
+    assert torch.equal(*moved)
+
+
+def test_it_learns_what_the_classes_look_like() -> None:
+    pixels, labels = squares(200)
+    method = GSWGAN(
+        rate=0.5, steps=15, shards=20, fakes=8, warm_start=3, critic_width=2, critic_steps=3,
+        critic_rate=0.01, code=4, width=4, learning_rate=0.02, averaging=0.5,
+    )  # fmt: skip
+    release = method.fit(PrivateImages.from_arrays(pixels, labels, classes=2), NoGuarantee(), seed=2)
+    images, drawn = release.sample(200, seed=1)
+    above = images[:, 0, :8].mean((1, 2)) > images[:, 0, 8:].mean((1, 2))
+    assert (above == (drawn == 0)).mean() > 0.8
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="warm_start at least 0"):
+        GSWGAN(warm_start=-1)
