@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -179,7 +178,7 @@ def test_the_coupled_sum_is_the_formula() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e4])
 def test_both_ways_to_a_shifted_sum_agree(scale: float) -> None:
-    """The books with a second derivative, and whole gradients; also where the shift all but cancels a gradient."""
+    """The books with a forward derivative, and whole gradients; also where the shift all but cancels a gradient."""
     model, batch = Net(), batch_of(torch.randn(30, 1, 2, 2))
     shift = {name: -scale * value for name, value in group_gradient(model, spread, batch).items()}
     if scale == 1.0:
@@ -191,31 +190,6 @@ def test_both_ways_to_a_shifted_sum_agree(scale: float) -> None:
         vector = flat(loop.unit_gradient(model, own, batch.take(unit, unit + 1))) + flat(shift)
         slow += vector * min(1.0, 0.5 / max(1e-30, float(vector.norm())))
     assert float((flat(fast) - slow).norm()) < 0.02 * 15
-
-
-class Hidden(torch.autograd.Function):
-    """A square whose derivative torch cannot see through."""
-
-    @staticmethod
-    def forward(context: Any, values: Tensor) -> Tensor:
-        context.save_for_backward(values)
-        return values.square()
-
-    @staticmethod
-    def backward(context: Any, slope: Tensor) -> Tensor:  # type: ignore[override]
-        (values,) = context.saved_tensors
-        return 2 * values * slope.detach()
-
-
-def test_a_hidden_derivative_is_not_taken_for_none() -> None:
-    def partly(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
-        codes = model(images)
-        return codes.square().sum(1) + Hidden.apply(codes).sum(1)  # type: ignore[no-untyped-call]
-
-    model, batch = Net(), batch_of(torch.randn(6, 1, 2, 2))
-    shift = group_gradient(model, spread, batch)
-    assert shifted._products(model, own, batch, shift) is not None
-    assert shifted._products(model, partly, batch, shift) is None
 
 
 class Remembers:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, jvp
 
 from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.engine import clipped_sum, pass_over
@@ -34,7 +37,7 @@ def shifted_sum(model: nn.Module, loss: Loss, batch: Batch, clip: float, shift: 
 def _counted(
     model: nn.Module, loss: Loss, batch: Batch, clip: float, shift: dict[str, Tensor]
 ) -> dict[str, Tensor] | None:
-    """‖g + s‖² = ‖g‖² + 2⟨g, s⟩ + ‖s‖² from the books and one second derivative; None where either does not serve.
+    """‖g + s‖² = ‖g‖² + 2⟨g, s⟩ + ‖s‖² from the books and one forward derivative; None where either does not serve.
 
     The three are rounded apart from each other, so the norm is taken larger by all that rounding can have taken off.
     """
@@ -60,21 +63,29 @@ def _counted(
 
 
 def _products(model: nn.Module, loss: Loss, batch: Batch, shift: dict[str, Tensor]) -> Tensor | None:
-    """⟨g_u, s⟩ for every unit, in float64: how fast ⟨Σ w_u·g_u, s⟩ changes with w_u."""
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    weights = batch.weights.flatten()
-    with torch.enable_grad():
-        rows = batch.losses(loss, model)
-        units = torch.where(weights > 0, rows * weights.to(rows.dtype), 0.0).view(batch.units, -1).sum(1)
-        shares = torch.linspace(0.5, 1.5, batch.units, dtype=units.dtype, device=units.device).requires_grad_()
-        try:
-            found = torch.autograd.grad(units @ shares, list(parameters.values()), create_graph=True, allow_unused=True)
-            both = [(g, shift[name].to(g.dtype)) for name, g in zip(parameters, found, strict=True) if g is not None]
-            along = torch.stack([(g * own).sum() for g, own in both]).sum()
-            (products,) = torch.autograd.grad(along, shares)
-        except (RuntimeError, NotImplementedError):
-            return None  # a step of the backward pass that cannot be differentiated
-    # It is linear in the shares: where part of the backward pass is hidden from torch, the sum comes out short.
-    parts = (products * shares).detach().double()
-    short = abs(float(parts.sum()) - float(along.detach()))
-    return products.double() if short <= 1e-3 * float(parts.abs().sum()) + 1e-12 else None
+    """⟨g_u, s⟩ for every unit, in float64."""
+    values = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+    class Task(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self) -> Tensor:
+            rows = batch.losses(loss, self.model)
+            weights = batch.weights.flatten()
+            return torch.where(weights > 0, rows * weights.to(rows.dtype), 0.0).view(batch.units, -1).sum(1)
+
+    def units(values: dict[str, Tensor]) -> Tensor:
+        found: Tensor = functional_call(Task(), {"model." + name: value for name, value in values.items()}, ())
+        return found
+
+    tangents = {name: shift[name].to(value.dtype) for name, value in values.items()}
+    try:
+        with warnings.catch_warnings():
+            # torch warns of its own way of finding forward derivatives.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            found = jvp(units, (values,), (tangents,))
+    except (RuntimeError, NotImplementedError):
+        return None
+    return found[1].detach().double()

@@ -163,6 +163,8 @@ def _used(model: nn.Module, loss: GroupLoss, batch: Batch) -> tuple[dict[str, Te
             return nothing
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     used = {name: gradient.detach() for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
+    if not used:
+        return nothing
     flat = torch.cat([gradient.flatten() for gradient in used.values()]).double()
     norm = torch.linalg.vector_norm(flat)
     pieces = flat.split([gradient.numel() for gradient in used.values()])
