@@ -115,9 +115,9 @@ def test_the_density_is_the_flows_and_survives_saving(tmp_path) -> None:  # type
 
 
 def test_large_colour_images_run() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 256, 256), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 3, 256, 256), dtype=np.uint8)
     method = replace(DPLFlow.small(), rate=0.5)
-    release = method.fit(PrivateImages.from_arrays(pixels, np.arange(6) % 2, classes=2), Budget(3.0, 1e-5))
+    release = method.fit(PrivateImages.from_arrays(pixels, np.arange(4) % 2, classes=2), Budget(3.0, 1e-5))
     assert release.sample(2)[0].shape == (2, 3, 256, 256)
 
 
