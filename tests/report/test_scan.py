@@ -53,17 +53,20 @@ def test_a_clean_run_passes(run: Path) -> None:
 
 def test_a_private_statistic_on_the_public_page_is_caught(run: Path) -> None:
     """An accuracy on real images and the true number of records, both known to the internal evaluation."""
-    evaluation = json.loads((run / "internal" / "evaluation.json").read_text())
-    accuracy = evaluation["measurements"][0]["mean"]
+    path = run / "internal" / "evaluation.json"
+    evaluation = json.loads(path.read_text())
     assert evaluation["counts"]["real_train"] == 317
-    edit(run / "public.html", lambda page: page.replace("</ul>", f"<li>Accuracy {100 * accuracy:.1f} %</li></ul>", 1))
+    # A number that the page does not have anyway, as 10.0 %, which a short training may well reach.
+    evaluation["measurements"][0]["mean"] = 0.68347
+    path.write_text(json.dumps(evaluation))
+    edit(run / "public.html", lambda page: page.replace("</ul>", "<li>Accuracy 68.35 %</li></ul>", 1))
     assert "stands in internal/evaluation.json, measurements[0].mean" in told(run)
     edit(run / "public.html", lambda page: page.replace("the image size", "317 images; the image size", 1))
     found = told(run)
     assert "counts.real_train" in found and "it is not the page that the release alone gives" in found
     assert "What is treated as public" in found
     # The scan's own words must not repeat what it found.
-    assert "317" not in found and f"{100 * accuracy:.1f}" not in found
+    assert "317" not in found and "68.35" not in found
 
 
 def test_a_page_maker_that_reads_too_much_is_caught(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
