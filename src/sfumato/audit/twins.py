@@ -377,7 +377,7 @@ class ResponseOnProjections(SoundTwin):
         with torch.no_grad():
             apart = (model(labels) - images).flatten(1).clamp(-1, 1)
         pull = (apart @ chosen)[:, None] * chosen
-        return NoisyGradient(model, {"base": pull.mean(0)})
+        return NoisyGradient.of(model, {"base": pull.mean(0)})
 
 
 @dataclass(frozen=True)
@@ -388,7 +388,7 @@ class UnnoisedMomentum(SoundTwin):
         gradient = super().learn(curator, step, model)
         images, labels = _peek(curator)
         momentum = (model(labels) - images).flatten(1).clamp(-1, 1).mean(0).detach()
-        return NoisyGradient(model, {**gradient.parts, "base": gradient.parts["base"] + 0.9 * momentum})
+        return NoisyGradient.of(model, {**gradient.parts, "base": gradient.parts["base"] + 0.9 * momentum})
 
 
 class NormalisedImages(MeanImages):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.methods.base import Method, Shape
+from sfumato.methods.flat_weights import FlatWeights
 from sfumato.methods.judge import Judged, judge_event, redrawn, train_judge
 from sfumato.methods.settling import follow, settled
 from sfumato.networks.autoencoders import Autoencoder
@@ -162,39 +164,28 @@ class DPLFlow(Method):
         classes = len(curator.classes)
         counts = curator.noisy_histogram(_COUNTS)
         released = self.build(curator.shape, classes).to(curator.device).requires_grad_(False)
-        average = released.generator if isinstance(released, Judged) else released
         if isinstance(released, Judged):
             released.judge.requires_grad_(True)
             batch = self.rate * counts.total
             train_judge(curator, released.judge, batch=batch, learning_rate=self.judge_learning_rate)
         model = self._models(curator.shape, classes).to(curator.device)
-        model.load_state_dict(average.state_dict())
-        optimizer = self._optimizer(model)
         clip = {"autoencoder": self.clip_autoencoder, "flow": self.clip_flow}
-        for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer, "average": average}):
-            self._set_learning_rates(optimizer, step.index / self.steps)
+        weights = FlatWeights(model, clip)
+        average = deepcopy(weights)
+        rates = {"autoencoder": self.learning_rate_autoencoder, "flow": self.learning_rate_flow}
+        groups = [{"params": [weights.groups[group]], "lr": rate} for group, rate in rates.items()]
+        optimizer = torch.optim.Adam(groups, fused=True)
+        for step in curator.steps(_TRAIN, keep={"model": weights, "optimizer": optimizer, "average": average}):
+            share = settled(step.index / self.steps, final=self.final_learning_rate)
+            for group, rate in zip(optimizer.param_groups, rates.values(), strict=True):
+                group["lr"] = share * rate
             gradient = step.noisy_gradient("gradient", model, self.loss, clip=clip, draws=self.draws)
             # Adam does not care how large a gradient is: the sum does as well as the mean over a class.
-            gradient.apply(optimizer)
-            follow(average, model, index=step.index, memory=self.averaging)
+            weights.apply_gradient(gradient, optimizer)
+            follow(average, weights, index=step.index, memory=self.averaging)
+        weights.become(average)
+        (released.generator if isinstance(released, Judged) else released).load_state_dict(model.state_dict())
         return released, counts
-
-    def _optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        flow = [p for name, p in model.named_parameters() if "flow" in name.split(".")]
-        autoencoder = [p for name, p in model.named_parameters() if "autoencoder" in name.split(".")]
-        return torch.optim.Adam(
-            [
-                {"params": autoencoder, "lr": self.learning_rate_autoencoder},
-                {"params": flow, "lr": self.learning_rate_flow},
-            ],
-            fused=True,
-        )
-
-    def _set_learning_rates(self, optimizer: torch.optim.Optimizer, done: float) -> None:
-        share = settled(done, final=self.final_learning_rate)
-        rates = (self.learning_rate_autoencoder, self.learning_rate_flow)
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = share * rate
 
     def loss(self, model: LatentFlow, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
         """Equation 5 with the script's cross-entropy, one number per row."""

@@ -327,7 +327,7 @@ class _Game:
         batch = Batch(fakes, self.labels, Draws((0, 0), rows, rows * 0), fakes.new_ones(len(fakes), 1))
         parts = clipped_sum(self.front, fake_loss, batch, clip)
         share = method.rate * self.aggregate.counts.total / len(fakes)
-        gradient = gradient + NoisyGradient(self.front, {name: share * part for name, part in parts.items()})
+        gradient = gradient + NoisyGradient.of(self.front, {name: share * parts[name] for name in gradient.names})
         self.waiting = gradient if self.waiting is None else self.waiting + gradient
         if (step.index + 1) % method.asymmetry == 0 and self.front_optimizer is not None:
             # A sum of noisy gradients; one noise for a union of batches would not do, a record may be in several.

@@ -257,7 +257,8 @@ class Step:
         self._answered: set[str] = set()
         self._over = False
         if event.shards is None:
-            self._batch = curator._units.sample(curator._randomness, event.rate, event.name, index)
+            coins = (curator._randomness, event.rate, event.name, index)
+            self._batch = curator._units.sample(*coins, device=str(curator.device))
         else:
             self._batch = curator._randomness.coins(event.shards, event.rate, event.name, index).numpy()
 
@@ -318,8 +319,7 @@ class Step:
         answer = self._answer(block, parts, {**public, "shapes": {name: tuple(own[name].shape) for name in names}})
         if len({own[name].dtype for name in names}) == 1:
             answer = answer.to(own[names[0]].dtype)  # at once: a device starts slowly and runs fast
-        pieces = zip(names, answer.split([own[name].numel() for name in names]), strict=True)
-        return NoisyGradient(model, {name: piece.view_as(own[name]).to(own[name].dtype) for name, piece in pieces})
+        return NoisyGradient(model, tuple(names), answer)
 
     def noisy_sum(
         self,

@@ -124,17 +124,17 @@ class Randomness:
         """Private-side draws for these row ids, in the stream of this label."""
         return Draws(self._stream("draws", *label), rows, draw)
 
-    def coins(self, units: int, rate: float, *label: str | int) -> Tensor:
+    def coins(self, units: int, rate: float, *label: str | int, device: str = "cpu") -> Tensor:
         """Ids of the units whose independent coin came up; unit i's coin does not depend on how many others exist."""
         key = self._stream("coins", *label)
-        chosen = []
-        for start in range(0, units, _CACHED):
-            ids = torch.arange(start, min(units, start + _CACHED))
+        chosen, size = [], _CACHED if device == "cpu" else max(1, units)
+        for start in range(0, units, size):
+            ids = torch.arange(start, min(units, start + size), device=device)
             uniform = Draws(key, ids, torch.zeros_like(ids))._words("coin", 2)
             # 53 bits of the two words decide, so that the rate holds to 1e-16.
             value = ((uniform[:, 0] << 21) | (uniform[:, 1] >> 11)).double() / 2.0**53
             chosen.append(ids[value < rate])
-        return torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64)
+        return torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=device)
 
     def gaussian(self, count: int, device: torch.device, *label: str | int) -> Tensor:
         """THE noise: ``count`` standard normals in float64. A label serves once, for the same noise twice cancels."""

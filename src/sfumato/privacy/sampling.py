@@ -30,9 +30,9 @@ class Units:
         self._order = np.argsort(persons, kind="stable")
         self._starts = np.searchsorted(persons[self._order], np.arange(self._count + 1))
 
-    def sample(self, randomness: Randomness, rate: float, *label: str | int) -> np.ndarray:
-        """The units whose coin came up in the step of this label."""
-        chosen = randomness.coins(self._count, rate, *label).numpy()
+    def sample(self, randomness: Randomness, rate: float, *label: str | int, device: str = "cpu") -> np.ndarray:
+        """The units whose coin came up in the step of this label; the ``device`` tosses them, and has no say in it."""
+        chosen = randomness.coins(self._count, rate, *label, device=device).cpu().numpy()
         if self._masked:
             chosen = chosen[~np.isin(chosen, list(self._masked))]
         return chosen
