@@ -81,7 +81,7 @@ class DPPM(Method):
     sampler: str = "heun"
     levels: int = 18
     largest_level: float = 10.0
-    smallest_level: float = 0.03
+    smallest_level: float = 0.2
     decay: float = 7.0
     leapfrog: int = 3
     step_size: float = 0.5

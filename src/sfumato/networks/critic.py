@@ -29,8 +29,8 @@ class Critic(nn.Module):
 
 
 def by_patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
-    """The convolution as one product of its weights with all patches of the image."""
-    (size, _), (stride, _), (edge, _) = layer.kernel_size, layer.stride, layer.padding
+    """A square convolution, padded by half its size, as one product of its weights with all patches of the image."""
+    size, stride, edge = layer.kernel_size[0], layer.stride[0], layer.kernel_size[0] // 2
     patches = F.pad(images, (edge, edge, edge, edge)).unfold(2, size, stride).unfold(3, size, stride)
     rows, channels, height, across = patches.shape[:4]
     flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(rows, height * across, channels * size**2)
