@@ -253,6 +253,23 @@ def test_a_pass_leaves_no_memory_behind(model: Classifier, monkeypatch: pytest.M
         gc.enable()
 
 
+def test_memory_that_is_short_once_is_not_short_for_ever(model: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, sizes, free = make_batch(12), [], engine._free
+    taken = engine._Engine.add
+
+    def noting(self: engine._Engine, part: Batch, *rest: object, **options: object) -> None:
+        sizes.append(part.units)
+        taken(self, part, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine._Engine, "add", noting)
+    clipped_sum(model, squared_error, batch, 1.0)
+    for room, expected in ((lambda device: 1.0, [1] * 12), (free, [12])):
+        sizes.clear()
+        monkeypatch.setattr(engine, "_free", room)
+        clipped_sum(model, squared_error, batch, 1.0)
+        assert sizes == expected
+
+
 def test_private_state_reaches_the_loss(model: Classifier) -> None:
     def loss(m: Classifier, x: Tensor, y: Tensor, r: Draws, state: Tensor) -> Tensor:
         return squared_error(m, x, y, r) * state[:, 0]

@@ -42,7 +42,6 @@ class _Known:
     unseen: str | None = None
     functional: bool = False
     bytes_per_unit: float = 0.0
-    chunk: int | None = None
     tied: bool | None = None
 
 
@@ -130,10 +129,11 @@ class _Engine:
         device = batch.images.device
         if self.known.unseen is not None:
             return self._functional_size(device)
-        if self.known.chunk is None and self.known.bytes_per_unit > 0.0:
-            # Inputs and output gradients of every layer are held, other saved tensors and temporaries come on top.
-            self.known.chunk = max(1, int(_free(device) / (4.0 * self.known.bytes_per_unit)))
-        return self.known.chunk or batch.units
+        if self.known.bytes_per_unit == 0.0:
+            return batch.units
+        # Inputs and output gradients of every layer are held, other saved tensors and temporaries come on top. Asked
+        # every time: a device that others fill now may be empty a moment later.
+        return max(1, int(_free(device) / (4.0 * self.known.bytes_per_unit)))
 
     def _functional_size(self, device: torch.device) -> int:
         numel = sum(p.numel() for p in self.trainable.values())
