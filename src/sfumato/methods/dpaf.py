@@ -15,6 +15,7 @@ from sfumato.methods.aggregate import Aggregate, distance
 from sfumato.methods.base import Method, Shape
 from sfumato.methods.dpaf_published import as_published
 from sfumato.methods.public_start import start_from_public
+from sfumato.methods.rescue import Rescue
 from sfumato.networks.dcgan import ACTIVATIONS, Back, Front, Generator, split_of
 from sfumato.privacy import Block, Counts, Curator, Draws, NoisyGradient, NoisySums, Step
 from sfumato.privacy.gradients import Batch, Clip, Compressed, clipped_sum
@@ -218,8 +219,9 @@ class DPAF(Method):
                 game.improve((step.index + 1) // self.critic - 1)
         game.target = aggregate.means
         # The answers stay; learning from them can go on for as long as one likes.
+        rescue = None if self.adversarial else Rescue(generator, game.generator_optimizer)  # a game's loss may rise
         for number in curator.track(range(self.iterations), "generator", self.iterations):
-            game.improve(self.steps // self.critic + number)
+            game.improve(self.steps // self.critic + number, rescue)
         return aggregate.counts
 
     def _classify(self, curator: Curator, front: Front) -> None:
@@ -334,14 +336,14 @@ class _Game:
             (self.waiting / method.clip).apply(self.front_optimizer)
             self.waiting = None
 
-    def improve(self, number: int) -> None:
+    def improve(self, number: int, rescue: Rescue | None = None) -> None:
         """The generator's step: each fake by itself before the judge, and their means against the aggregate."""
         method = self.method
         done = number / max(1, method.steps // method.critic + method.iterations)
         # A gentle start, then half a cosine: noise in the gradients weighs less at the end.
         share = min(1.0, 20.0 * done + 0.05) * 0.5 * (1.0 + math.cos(math.pi * done))
         for group in self.generator_optimizer.param_groups:
-            group["lr"] = share * method.learning_rate
+            group["lr"] = share * method.learning_rate * (rescue.rate if rescue else 1.0)
         vectors = self.front(self.generator(self.labels), self.labels)
         loss = vectors.new_zeros(())
         if method.matching:
@@ -350,6 +352,8 @@ class _Game:
         if method.adversarial:
             believed = self.back(self.front.last_maps(vectors), self.labels)
             loss = loss + method.adversarial * F.softplus(-believed).mean()
+        if rescue is not None and rescue.needed(loss):
+            return
         weights = list(self.generator.parameters())
         _apply(self.generator_optimizer, weights, torch.autograd.grad(loss, weights))
 
