@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-COLOURS = ("#2f6b4f", "#8a4b2d", "#3c5a86", "#8c6d1f", "#6b3f73", "#1f7a8c", "#4f4a43", "#b0455b")
+COLOURS = ("#2f6b4f", "#8a4b2d", "#3c5a86", "#8c6d1f", "#6b3f73", "#1f7a8c", "#4f4a43", "#b0455b", "#7d8f29")
 # Drawn around the origin; a reader who sees no colours tells the methods apart by them.
 MARKS = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
@@ -101,14 +101,22 @@ class Series:
 _WIDTH, _LEFT, _RIGHT, _TOP, _HEIGHT = 400, 40, 12, 10, 210
 
 
-def curve(series: Sequence[Series], *, x: str, y: str, references: Mapping[str, float] | None = None) -> str:
-    """Lines over a logarithmic axis with error bars of one deviation; ``references`` are dashed levels."""
+def curve(
+    series: Sequence[Series],
+    *,
+    x: str,
+    y: str,
+    references: Mapping[str, float] | None = None,
+    within: tuple[float, float] = (-math.inf, math.inf),
+) -> str:
+    """Lines over a logarithmic axis with error bars of one deviation; ``references`` are dashed levels.
+
+    No value can lie outside ``within``, so no error bar goes on there.
+    """
     references = dict(references or {})
     points = [point for line in series for point in line.points]
-    low, high, step = _nice(
-        [point.y - (point.deviation or 0) for point in points] + list(references.values()),
-        [point.y + (point.deviation or 0) for point in points] + list(references.values()),
-    )
+    ends = [end for point in points for end in _ends(point, within)] + list(references.values())
+    low, high, step = _nice(ends)
     ticks = sorted({point.x for point in points})
     left, right = math.log(ticks[0]), math.log(ticks[-1])
     inner = _WIDTH - _LEFT - _RIGHT - 60
@@ -140,7 +148,8 @@ def curve(series: Sequence[Series], *, x: str, y: str, references: Mapping[str, 
     for number, line in enumerate(series):
         # Neighbours step aside a little, so that their error bars do not hide each other.
         aside = 5 * (number - (len(series) - 1) / 2)
-        parts.append(_line(line, number, [(across(point.x) + aside, point) for point in line.points], down))
+        placed = [(across(point.x) + aside, point) for point in line.points]
+        parts.append(_line(line, number, placed, down, within))
     bottom = _TOP + _HEIGHT + 40
     parts.append(f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{bottom}" text-anchor="middle">{escape(x)}</text>')
     legend = [(number, line.name) for number, line in enumerate(series)]
@@ -159,13 +168,25 @@ def curve(series: Sequence[Series], *, x: str, y: str, references: Mapping[str, 
     )
 
 
-def _line(line: Series, number: int, placed: Sequence[tuple[float, Point]], down: Callable[[float], float]) -> str:
+def _ends(point: Point, within: tuple[float, float]) -> tuple[float, float]:
+    """Of its error bar, from below."""
+    deviation = point.deviation or 0.0
+    return max(point.y - deviation, min(point.y, within[0])), min(point.y + deviation, max(point.y, within[1]))
+
+
+def _line(
+    line: Series,
+    number: int,
+    placed: Sequence[tuple[float, Point]],
+    down: Callable[[float], float],
+    within: tuple[float, float],
+) -> str:
     colour = _colour(number)
     path = "L".join(f"{across:.1f} {down(point.y):.1f}" for across, point in placed)
     parts = [f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>']
     for across, point in placed:
         if point.deviation is not None:
-            top, bottom = down(point.y + point.deviation), down(point.y - point.deviation)
+            bottom, top = (down(end) for end in _ends(point, within))
             parts.append(
                 f'<path d="M{across - 4:.1f} {top:.1f}h8m-4 0V{bottom:.1f}m-4 0h8" fill="none" stroke="{colour}"/>'
             )
@@ -184,9 +205,9 @@ def _unit(share: float) -> float:
     return min(1.0, max(0.0, share))
 
 
-def _nice(lows: Sequence[float], highs: Sequence[float]) -> tuple[float, float, float]:
+def _nice(values: Sequence[float]) -> tuple[float, float, float]:
     """A round range around the values and the distance of its grid lines."""
-    low, high = min(lows), max(highs)
+    low, high = min(values), max(values)
     span = (high - low) or max(abs(high), 1.0) / 5
     step = 10 ** math.floor(math.log10(span / 3))
     step = next(step * factor for factor in (1, 2, 2.5, 5, 10) if span / (step * factor) <= 5)

@@ -48,6 +48,7 @@ def _curve(result: dict[str, Any]) -> str:
         x="ε (left: more private)",
         y=f"{classifier} accuracy on real test images, %",
         references={} if real is None else {REAL: 100 * real["mean"]},
+        within=(0.0, 100.0),
     )
     runs = max(len(entry["runs"]) for entry in result["entries"])
     bars = (

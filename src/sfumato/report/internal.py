@@ -58,6 +58,7 @@ def _together(runs: Sequence[RunFolder], cards: Sequence[dict[str, Any]]) -> str
             x="ε spent (left: more private)",
             y=f"{classifier} accuracy on real test images, %".strip(),
             references={} if real_level is None else {REAL: real_level},
+            within=(0.0, 100.0),
         )
         parts.append(
             figure(
