@@ -1,7 +1,8 @@
 """What a training costs in work, found by rehearsing it: a few steps of every part, on random pictures.
 
 Nothing private is needed: the method runs as it would, on noise of the right shape, and each part is cut short. Its
-work is counted, its time taken, and both are scaled up to the planned number of steps and records.
+work is counted, its time taken, and both are scaled up to the planned number of steps and records. Noise and the
+optimiser take their time however few records there are, so the time is taken twice, with few records and with more.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from sfumato.methods.base import Method, Shape
 from sfumato.privacy import NoGuarantee, PrivateRecords
 from sfumato.privacy.curator import Item, Step
 
-_TIMED, _COUNTED = 3, 3  # steps; the first of all is not timed
+_TIMED, _COUNTED = 4, 3  # steps; the first of all is not timed
+_UNITS, _UNITS_OF_A_CLASS = 48, 20  # records in a step, at least
+_FEWER = 4  # times fewer in the first of two rehearsals
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Part:
 
     name: str
     steps: int
-    records: int
+    records: float
     operations: float
     seconds: float
 
@@ -63,15 +66,38 @@ class Work:
         }
 
 
-def rehearse(
-    method: Method, *, shape: Shape, classes: int, images: int, device: str | torch.device = "cpu", units: int = 48
-) -> Work:
-    """About ``units`` records go through a step; work and seconds are scaled to ``images`` in proportion.
+def rehearse(method: Method, *, shape: Shape, classes: int, images: int, device: str | torch.device = "cpu") -> Work:
+    """Some twenty records of each class go through a step; work and seconds are scaled to ``images``.
 
     Small steps use a device badly, so the seconds are an upper estimate; the work is what it is.
     """
     rates = [event.rate for event in method.spending() if event.rate < 1]
+    # Every class should come up in the smaller one too: where each has a model, each that is there takes its time.
+    units = max(_UNITS, _UNITS_OF_A_CLASS * classes)
     count = max(classes, min(images, round(units / min(rates, default=1.0))))
+    fewer = max(classes, count // _FEWER)
+    few, _ = _rehearsed(method, shape=shape, classes=classes, count=fewer, device=device)
+    more, parameters = _rehearsed(method, shape=shape, classes=classes, count=count, device=device)
+    parts = []
+    for one, other in zip(few, more, strict=True):
+        if other.records:
+            further = (images - count) / count  # as many records again
+            each = (other.seconds - one.seconds) * count / max(1, count - fewer)
+            seconds = other.seconds + further * min(max(0.0, each), other.seconds)
+            other = replace(
+                other,
+                records=round(other.records * images / count),
+                operations=other.operations * images / count,
+                seconds=seconds,
+            )
+        parts.append(other)
+    return Work(parameters, str(device), tuple(parts))
+
+
+def _rehearsed(
+    method: Method, *, shape: Shape, classes: int, count: int, device: str | torch.device
+) -> tuple[list[Part], int]:
+    """The parts with ``count`` records as they are, and how many parameters are released."""
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (count, *shape), dtype=np.uint8)
     records = PrivateRecords(pixels, np.arange(count) % classes, classes=tuple(map(str, range(classes))))
@@ -82,13 +108,12 @@ def rehearse(
 
         def steps(self, name: str, *, keep: Mapping[str, Any] | None = None) -> Iterator[Step]:
             event = self.plan.event(name)
-            share = images / count
-            yield from _timed(super().steps(name, keep=keep), name, event.steps, round(event.rate * images), share)
+            yield from _timed(super().steps(name, keep=keep), name, event.steps, event.rate * count)
 
         def track(self, items: Iterable[Item], name: str, total: int) -> Iterator[Item]:
-            yield from _timed(super().track(items, name, total), name, total, 0, 1.0)
+            yield from _timed(super().track(items, name, total), name, total, 0)
 
-    def _timed(items: Iterable[Any], name: str, steps: int, records: int, share: float) -> Iterator[Any]:
+    def _timed(items: Iterable[Any], name: str, steps: int, records: float) -> Iterator[Any]:
         times: list[float] = []
         counts: list[int] = []
         try:
@@ -112,9 +137,9 @@ def rehearse(
         finally:
             # A step in which the engine tries out formulas counts and takes more than those that follow.
             operations, seconds = min(counts, default=0), min(times[1:], default=0.0)
-            parts.append(Part(name, steps, records, share * operations, share * seconds))
+            parts.append(Part(name, steps, records, operations, seconds))
 
     rehearsed = copy(method)
     object.__setattr__(rehearsed, "curator_type", Rehearsal)
     release = rehearsed.fit(records, NoGuarantee(), device=device)
-    return Work(sum(p.numel() for p in release.model.parameters()), str(device), tuple(parts))
+    return parts, sum(p.numel() for p in release.model.parameters())
