@@ -55,6 +55,7 @@ from sfumato.evaluation.measurement import NOTICE
 from sfumato.evaluation.protocols import protocol_named
 from sfumato.methods import Method, find
 from sfumato.privacy import Budget, NoGuarantee
+from sfumato.processes import stay_with_parent
 from sfumato.release import Release
 from sfumato.release.grid import grid
 from sfumato.release.release import Density
@@ -388,7 +389,9 @@ def main() -> None:
     context = get_context("forkserver")
     context.set_forkserver_preload(["__main__", "sklearn.linear_model", "torch._dynamo"])
     results: dict[str, list[dict[str, Any]]] = {}
-    with ProcessPoolExecutor(options.together, mp_context=context) as pool:
+    # Should this command be killed, no worker may go on and keep the device.
+    start = {"initializer": stay_with_parent, "initargs": (tasks[0].threads,)}
+    with ProcessPoolExecutor(options.together, mp_context=context, **start) as pool:
         waiting = {pool.submit(work, task): task for task in tasks}
         for done in as_completed(waiting):
             task = waiting[done]

@@ -49,7 +49,7 @@ def run_tasks(tasks: Sequence[Task], *, jobs: int, here: bool = False) -> dict[s
         pool = ProcessPoolExecutor(
             jobs,
             mp_context=get_context("spawn"),
-            initializer=_stay_with_parent,
+            initializer=stay_with_parent,
             initargs=(max(1, (os.cpu_count() or 1) // jobs),),
             max_tasks_per_child=1,
         )
@@ -72,7 +72,7 @@ def _work(task: Task) -> None:
     task.do()
 
 
-def _stay_with_parent(threads: int) -> None:
+def stay_with_parent(threads: int) -> None:
     """Few threads, and no life after the command's: a killed command must leave its ledgers unlocked."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     parent = parent_process()
