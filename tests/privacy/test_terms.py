@@ -192,6 +192,22 @@ def test_both_ways_to_a_shifted_sum_agree(scale: float) -> None:
     assert float((flat(fast) - slow).norm()) < 0.02 * 15
 
 
+def test_coarse_products_are_not_trusted_with_a_shifted_sum() -> None:
+    """Where operands are rounded, whole gradients are measured before they are scaled."""
+    model, batch = Net(), batch_of(torch.randn(8, 1, 2, 2))
+    shift = group_gradient(model, spread, batch)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert shifted._counted(model, own, batch, 0.5, shift) is None
+        total = shifted.shifted_sum(model, own, batch, 0.5, shift)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    expected = shifted._counted(model, own, batch, 0.5, shift)
+    assert expected is not None
+    assert float((flat(total) - flat(expected)).norm()) < 0.02 * 8 * 0.5
+
+
 class Remembers:
     def __init__(self) -> None:
         self.seen = torch.zeros(3)

@@ -87,7 +87,8 @@ def rehearse(method: Method, *, shape: Shape, classes: int, images: int, device:
             other = replace(
                 other,
                 records=round(other.records * images / count),
-                operations=other.operations * images / count,
+                # The smaller one's: in larger steps the engine may group a convolution, which torch counts as whole.
+                operations=one.operations * images / fewer,
                 seconds=seconds,
             )
         parts.append(other)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,11 +23,15 @@ class Critic(nn.Module):
         self.last = nn.Linear(2 * width * size[0] * size[1], 1 + classes)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        # Hundreds of critics side by side are hundreds of groups of one convolution, which a GPU takes one by one.
-        convolve = by_patches if images.is_cuda else nn.Conv2d.__call__
+        convolve = convolution_for(images)
         maps = F.leaky_relu(convolve(self.first, 2.0 * images - 1.0), 0.2)
         values = self.last(F.leaky_relu(convolve(self.second, maps), 0.2).flatten(1))
         return values[:, 0] + torch.gather(values, 1, 1 + labels[:, None])[:, 0]
+
+
+def convolution_for(images: Tensor) -> Callable[[nn.Conv2d, Tensor], Tensor]:
+    """Hundreds of critics side by side are hundreds of groups of one convolution, which a GPU takes one by one."""
+    return by_patches if images.is_cuda else nn.Conv2d.__call__
 
 
 def by_patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
