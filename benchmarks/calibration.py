@@ -12,7 +12,7 @@ import math
 import multiprocessing
 import random
 
-from sfumato.privacy import Block, Budget, NoisySums
+from sfumato.privacy import Block, Budget, SubsampledGaussian
 from sfumato.privacy.accounting import calibrate, epsilon
 
 
@@ -24,7 +24,7 @@ def one(seed: int) -> tuple[float, float]:
         steps = int(math.exp(draw.uniform(0.0, math.log(10_000))))
         noise = math.exp(draw.uniform(math.log(0.4), math.log(20.0)))
         delta = 10 ** draw.uniform(-9, -3)
-        event = NoisySums("train", (Block("gradient", noise),), rate=rate, steps=steps)
+        event = SubsampledGaussian("train", (Block("gradient", noise),), sampling_rate=rate, steps=steps)
         cost = epsilon([event], delta)
         if 0.01 <= cost <= 40:
             break

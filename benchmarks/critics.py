@@ -15,7 +15,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods.critics import Critics
+from sfumato.methods.parts.sharded_critics import Critics
 from sfumato.networks import critic as networks
 
 

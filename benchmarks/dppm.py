@@ -39,17 +39,17 @@ from sfumato.evaluation.features import extract
 from sfumato.evaluation.fidelity import frechet_distance, statistics
 from sfumato.evaluation.inception import inception
 from sfumato.methods.dppm import DPPM
-from sfumato.methods.judge import Judged
+from sfumato.methods.parts.label_filter import FilteredGenerator
 from sfumato.networks.score import ScoreNetwork
 from sfumato.privacy import Budget
 from sfumato.privacy.gradients import Batch, clipped_sum
 from sfumato.privacy.randomness import Randomness
 from sfumato.release import Release
-from sfumato.release.grid import grid
+from sfumato.release.image_grid import grid
 
 SAMPLERS: tuple[dict[str, Any], ...] = (
     {},
-    {"redraws": 0},
+    {"max_rejections": 0},
     {"sampler": "heun", "levels": 9},
     {"sampler": "heun", "levels": 36},
     {"sampler": "hamiltonian", "levels": 20},
@@ -65,7 +65,7 @@ SAMPLERS: tuple[dict[str, Any], ...] = (
 )
 
 TINY = {
-    "width": 8, "rate": 0.1, "steps": 10, "judge_steps": 10, "draws": 1, "levels": 4, "iterations": 5, "batch": 16,
+    "width": 8, "rate": 0.1, "steps": 10, "filter_steps": 10, "draws": 1, "levels": 4, "iterations": 5, "batch": 16,
 }  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def judge(task: Task) -> list[dict[str, Any]]:
         "records": len(train.pixels),
         "training_seconds": seconds,
     }
-    if isinstance(release.model, Judged):
+    if isinstance(release.model, FilteredGenerator):
         about["judge"] = 100 * _right(release, test, task.device)
     return [{**about, **_drawn(task, method, release, change, test)} for change in SAMPLERS]
 

@@ -21,10 +21,10 @@ import torch
 
 from sfumato.data.images import Images, PublicImages, read
 from sfumato.evaluation.classifiers import CNN, LOGISTIC_REGRESSION, MLP, learn, score
+from sfumato.evaluation.evaluate import evaluate
 from sfumato.evaluation.features import FeatureNetwork, extract, full_precision
 from sfumato.evaluation.fidelity import FeatureStatistics, frechet_distance, kernel_distance, statistics
 from sfumato.evaluation.inception import inception
-from sfumato.evaluation.run import evaluate
 
 
 def data(arguments: argparse.Namespace) -> tuple[Images, Images]:

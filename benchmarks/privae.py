@@ -33,13 +33,13 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from sfumato.data import PrivateImages, PublicImages
-from sfumato.evaluation.codes import code_measures, hoyer
-from sfumato.evaluation.measurement import NOTICE
+from sfumato.evaluation.latent_codes import code_measures, hoyer
+from sfumato.evaluation.results import NOTICE
+from sfumato.experiments.papers.result import machine
 from sfumato.methods.privae import PRIVAE, Terms
 from sfumato.networks.dense import VariationalAutoencoder
 from sfumato.networks.priors import StandardNormal
 from sfumato.privacy import Budget, PrivateRecords, Randomness
-from sfumato.reproduction.result import machine
 
 DELTA = 1e-5
 TRIAL_EPSILON, TRIAL_STEPS = 3.0, 400

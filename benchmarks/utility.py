@@ -45,21 +45,21 @@ from sfumato.data import Images, PrivateImages
 from sfumato.data.digits import draw_digits
 from sfumato.data.images import read
 from sfumato.evaluation.cache import cached_statistics, default_folder
-from sfumato.evaluation.classifiers import Learned, Recipe, learn, score
+from sfumato.evaluation.classifiers import Recipe, TrainedClassifier, learn, score
 from sfumato.evaluation.density import out_of_distribution_auroc
 from sfumato.evaluation.features import FeatureNetwork, extract
 from sfumato.evaluation.fidelity import frechet_distance
 from sfumato.evaluation.fidelity import statistics as feature_statistics
 from sfumato.evaluation.inception import inception
-from sfumato.evaluation.measurement import NOTICE
 from sfumato.evaluation.protocols import protocol_named
+from sfumato.evaluation.results import NOTICE
+from sfumato.experiments.papers.collection import DatasetLocator
+from sfumato.experiments.processes import stay_with_parent
 from sfumato.methods import Method, find
 from sfumato.privacy import Budget, NoGuarantee
-from sfumato.processes import stay_with_parent
 from sfumato.release import Release
-from sfumato.release.grid import grid
+from sfumato.release.image_grid import grid
 from sfumato.release.release import Density
-from sfumato.reproduction.collection import Shelf
 
 DELTA = 1e-5
 REAL = "real"
@@ -132,7 +132,7 @@ def collection(folder: str, name: str, person: str | None, records: int | None) 
     """Training and test images, of the first so many records."""
     if name == "digits":
         return draw_digits(records or 60_000, seed=0), draw_digits(10_000, seed=1)
-    found = Shelf.of([folder]).find(name)
+    found = DatasetLocator.of([folder]).find(name)
     if found is None:
         raise FileNotFoundError(f"the collection {name!r} is not in the data folder")
     options = dict(found.collection.options)
@@ -150,7 +150,7 @@ def network() -> FeatureNetwork:
 
 
 @functools.lru_cache(maxsize=4)
-def judge_of_real(folder: str, name: str, recipe: Recipe, device: str) -> Learned:
+def judge_of_real(folder: str, name: str, recipe: Recipe, device: str) -> TrainedClassifier:
     train, _ = collection(folder, name, None, None)
     return learn(recipe, train.pixels, train.labels, classes=len(train.classes), seed=0, device=device)
 

@@ -55,7 +55,7 @@ def main(folder: Path, shown: Path | None = None) -> None:
 
 
 def sfumato(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "sfumato.cli", *words], check=True)
+    subprocess.run([sys.executable, "-m", "sfumato", *words], check=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.privacy.gradients import Batch, Clip, groups_of, loop
-from sfumato.privacy.gradients.passes import Pass
+from sfumato.privacy.gradients.ghost import Pass
 from sfumato.privacy.randomness import Draws, Randomness
 
 

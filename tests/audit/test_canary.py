@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sfumato.audit.broken_methods import HalvedNoise, NoClip, SoundTwin
 from sfumato.audit.canary import accountant_check, black_box, white_box
-from sfumato.audit.miniatures import certified, dp2_vae, dpaf, dppm, shuffling, two_clips
-from sfumato.audit.twins import HalvedNoise, NoClip, SoundTwin
-from sfumato.audit.units import worst_case_images
+from sfumato.audit.case_studies import certified, dp2_vae, dpaf, dppm, shuffling, two_clips
+from sfumato.audit.worst_case import worst_case_images
 from sfumato.methods import DPMERF
-from sfumato.privacy import Block, Budget, NoisySums, RawAccess
+from sfumato.privacy import Block, Budget, RawAccess, SubsampledGaussian
 
 PRIVATE = worst_case_images(12, size=28)
 
@@ -57,7 +57,10 @@ def test_released_images_can_be_attacked() -> None:
 
 
 def test_the_accountant_is_not_refuted_and_nearly_reached() -> None:
-    events = (NoisySums("a", (Block("x", 1.0),), rate=0.2, steps=20), NoisySums("b", (Block("y", 3.0),)))
+    events = (
+        SubsampledGaussian("a", (Block("x", 1.0),), sampling_rate=0.2, steps=20),
+        SubsampledGaussian("b", (Block("y", 3.0),)),
+    )
     audit = accountant_check(events, delta=1e-3, draws=100_000, seed=0)
     assert 0.85 * audit.printed < audit.bound.epsilon <= audit.printed
     with pytest.raises(ValueError, match="raw access"):

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sfumato.audit.broken_methods import SoundTwin
 from sfumato.audit.membership import Membership, distance, draw_curves, gan_leaks, likelihood, lira
-from sfumato.audit.twins import SoundTwin
 from sfumato.data.digits import draw_digits
 from sfumato.methods import DPMERF
 from sfumato.privacy import Budget, PrivateRecords

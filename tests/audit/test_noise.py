@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sfumato.audit.broken_methods import HalvedNoise, OffGrid, SeededNoise, Shuffled, SoundTwin
 from sfumato.audit.noise import ALPHA, audit_generator, audit_noise, coin_tests, law_test, scale_test
-from sfumato.audit.twins import HalvedNoise, OffGrid, SeededNoise, Shuffled, SoundTwin
-from sfumato.audit.units import worst_case_images
+from sfumato.audit.worst_case import worst_case_images
 from sfumato.privacy import Budget
 
 BUDGET = Budget(3.0, 1e-5)

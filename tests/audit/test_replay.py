@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sfumato.audit.broken_methods import TWINS, GroupedTwin, SoundTwin
 from sfumato.audit.replay import participants, replay
-from sfumato.audit.twins import TWINS, GroupedTwin, SoundTwin
 from sfumato.privacy import Budget
 from worst_case import worst_case_images
 

@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato.audit.twins import SoundTwin
-from sfumato.cli import main
-from sfumato.methods.checkpoint import FolderCheckpoint
+from sfumato.audit.broken_methods import SoundTwin
+from sfumato.cli.main import main
 from sfumato.privacy import Budget, Curator, Ledger, PrivateRecords, Randomness
+from sfumato.training.checkpoint import FolderCheckpoint
 
 SMALL = [
     "--set",
@@ -37,12 +37,12 @@ SMALL = [
 
 
 def sfumato(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "sfumato.cli", *map(str, arguments)]
+    words = [sys.executable, "-m", "sfumato", *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload]
 
 
 def started(*arguments: str | Path | int) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "sfumato.cli", *map(str, arguments)]
+    words = [sys.executable, "-m", "sfumato", *map(str, arguments)]
     return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -143,7 +143,7 @@ def test_a_stopped_run_goes_on_without_paying_twice(data: Path, tmp_path: Path) 
     slow = [*SMALL, "--set", "iterations=100000"]
     words = ["train", "dp-merf", data, "--epsilon", 3, "--out", run, "--classes", 3, *slow]
     process = subprocess.Popen(
-        [sys.executable, "-m", "sfumato.cli", *map(str, words)],
+        [sys.executable, "-m", "sfumato", *map(str, words)],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -172,7 +172,7 @@ def test_a_stopped_run_goes_on_without_paying_twice(data: Path, tmp_path: Path) 
     assert Ledger.read(run / "ledger.jsonl").events() == paid
 
 
-class Kept(SoundTwin):
+class CachedArrays(SoundTwin):
     """The sound twin with a checkpoint, so that it can be resumed."""
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, None]:
@@ -196,7 +196,7 @@ def train_and_tell(folder: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 4, 4), dtype=np.uint8)
     private = PrivateRecords(pixels, np.arange(8) % 2, classes=("a", "b"))
     checkpoint = FolderCheckpoint(folder / "checkpoint", seconds=0.02)
-    method = Kept(steps=200, rate=0.5)
+    method = CachedArrays(steps=200, rate=0.5)
     method.fit(private, Budget(3.0, 1e-5), folder / "ledger", checkpoint=checkpoint, device="cpu")
     os._exit(0)
 
@@ -208,7 +208,9 @@ def test_killed_at_twenty_moments_the_ledger_is_never_short(tmp_path: Path) -> N
     drawn = tmp_path / "drawn"
     drawn.touch()
     kills, charged = 0, 0
-    Kept(steps=200, rate=0.5).plan(Budget(3.0, 1e-5))  # the children inherit the calibration and need not repeat it
+    CachedArrays(steps=200, rate=0.5).plan(
+        Budget(3.0, 1e-5)
+    )  # the children inherit the calibration and need not repeat it
     while charged < 200:
         process = processes.Process(target=train_and_tell, args=(tmp_path,))
         goal = drawn.stat().st_size + moments.randrange(0, 8)

@@ -12,8 +12,8 @@ from sfumato.audit.canary import accountant_check, ledger_losses, white_box
 from sfumato.audit.replay import Replay, replay
 from sfumato.data import PrivateImages
 from sfumato.methods.dp2_vae import DP2VAE
-from sfumato.methods.posteriors import Generator, decoding
-from sfumato.methods.shared_encoders import stacked
+from sfumato.methods.parts.record_posteriors import Generator, decoding
+from sfumato.methods.published.dp2_vae import stacked
 from sfumato.networks.variational import Decoder, channels_of
 from sfumato.privacy import Budget, NoGuarantee, PrivateRecords
 from sfumato.privacy.gradients import PerClass

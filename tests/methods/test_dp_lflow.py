@@ -50,9 +50,9 @@ def test_noise_that_the_paper_does_not_give_is_refused() -> None:
 class TwoClipsForOne(DPLFlow):
     """The authors' reading: noise of σ·C on each group, one clip on the ledger."""
 
-    def spending(self):  # type: ignore[no-untyped-def]
-        *others, training = super().spending()
-        block = replace(training.blocks[0], moves=0.5**0.5)
+    def queries(self):  # type: ignore[no-untyped-def]
+        *others, training = super().queries()
+        block = replace(training.blocks[0], sensitivity=0.5**0.5)
         return *others, replace(training, blocks=(block,))
 
 
@@ -89,7 +89,7 @@ def test_it_learns_what_the_classes_look_like_and_how_likely_an_image_is(variant
     pixels, labels = squares(1000)
     method = DPLFlow(
         variant=variant, rate=0.1, steps=100, code=4, width=4, couplings=4, hidden=16, reconstruction=1e4,
-        learning_rate_autoencoder=0.02, learning_rate_flow=0.02, averaging=0.8, judge_steps=0,
+        learning_rate_autoencoder=0.02, learning_rate_flow=0.02, averaging=0.8, filter_steps=0,
     )  # fmt: skip
     release = method.fit(PrivateImages.from_arrays(pixels, labels, classes=2), Budget(300.0, 1e-5), seed=2)
     images, drawn = release.sample(200, seed=1)

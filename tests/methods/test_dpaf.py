@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from sfumato.audit.replay import replay
-from sfumato.methods.aggregate import Aggregate, distance
 from sfumato.methods.dpaf import DPAF, pull
+from sfumato.methods.parts.feature_aggregate import Aggregate, distance
 from sfumato.networks.dcgan import Front
 from sfumato.privacy import Budget, NoGuarantee, PrivateRecords
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sfumato.audit.replay import replay
 from sfumato.methods.dppm import DPPM, respond, sliced_loss
-from sfumato.methods.hamiltonian import Kinetic, hamiltonian, heun, momentum, noise_levels
+from sfumato.networks.samplers import Kinetic, hamiltonian, heun, momentum, noise_levels
 from sfumato.networks.score import ScoreNetwork
 from sfumato.privacy import Budget, NoGuarantee, PrivateRecords, Randomness
 from sfumato.privacy.gradients import Batch, clipped_sum
@@ -160,7 +160,7 @@ def test_the_expected_gradient_does_not_depend_on_the_response() -> None:
 
 @pytest.mark.parametrize("response", [0.0, 1.0])
 def test_the_sliced_objective_passes_replay(response: float) -> None:
-    method = replace(DPPM.small(), objective="sliced", response=response, judge_steps=0, covariance_noise=0.0)
+    method = replace(DPPM.small(), objective="sliced", response=response, filter_steps=0, covariance_noise=0.0)
     result = replay(method, digits(), budget=BUDGET, pairs=2)
     assert not result.findings and result.pairs == 2 and result.vacuous() == []
 
@@ -196,21 +196,21 @@ def test_the_start_knows_means_and_counts_and_covariances() -> None:
 
 
 def test_the_judge_tells_upright_from_lying_and_sends_back_what_it_doubts() -> None:
-    method = replace(DPPM.small(), rate=0.5, judge_steps=20, redraws=5)
+    method = replace(DPPM.small(), rate=0.5, filter_steps=20, max_rejections=5)
     release = method.fit(digits(200), Budget(100.0, 1e-5), seed=0)
     judge = release.model.judge
     images, labels = torch.as_tensor(digits()._pixels).float() / 255, torch.as_tensor(digits()._labels)
     assert float((judge(images).argmax(1) == labels).double().mean()) > 0.9
     agreed = []
-    for redraws in (0, 5):
-        release.method = replace(method, redraws=redraws)
+    for max_rejections in (0, 5):
+        release.method = replace(method, max_rejections=max_rejections)
         drawn, wanted = release.sample(200, seed=1)
         agreed.append(float((judge(torch.as_tensor(drawn) / 255).argmax(1).numpy() == wanted).mean()))
     assert agreed[1] > agreed[0] or agreed[0] == 1.0
 
 
 def test_training_lowers_the_loss_and_the_average_follows() -> None:
-    options = {"judge_steps": 0, "covariance_noise": 0.0, "mean_noise": 1000.0}
+    options = {"filter_steps": 0, "covariance_noise": 0.0, "mean_noise": 1000.0}
     method = replace(DPPM.small(), steps=40, learning_rate=0.01, clip=0.1, average=0.8, **options)  # type: ignore[arg-type]
     images, labels = (torch.as_tensor(a) for a in (digits()._pixels, digits()._labels))
     clean = 2.0 * images.float() / 255 - 1

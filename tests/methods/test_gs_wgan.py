@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sfumato.data import PrivateImages
-from sfumato.methods.critics import Critics
 from sfumato.methods.gs_wgan import GSWGAN
+from sfumato.methods.parts.sharded_critics import Critics
 from sfumato.networks.critic import Critic
 from sfumato.privacy import Budget, BudgetExceeded, NoGuarantee
 from squares import squares
@@ -26,9 +26,9 @@ def test_the_authors_noise_is_worth_more_than_they_claim() -> None:
 
 
 def test_a_shard_has_one_voice_however_many_images_it_is_shown() -> None:
-    few, many = (GSWGAN(fakes=fakes).spending() for fakes in (1, 100))
+    few, many = (GSWGAN(fakes=fakes).queries() for fakes in (1, 100))
     assert few == many
-    few, many = (GSWGAN(variant="published", fakes=fakes).spending() for fakes in (1, 100))
+    few, many = (GSWGAN(variant="published", fakes=fakes).queries() for fakes in (1, 100))
     assert few[1].noise_multiplier == pytest.approx(10 * many[1].noise_multiplier)
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from sfumato.audit.replay import replay
-from sfumato.evaluation.codes import hoyer, log_likelihood, prior_distance
-from sfumato.methods.divergences import CAUCHY_SCALES, CauchyMMD, ForwardKL, slope
+from sfumato.evaluation.latent_codes import hoyer, log_likelihood, prior_distance
+from sfumato.methods.parts.divergences import CAUCHY_SCALES, CauchyMMD, ForwardKL, slope
 from sfumato.methods.privae import PRIVAE
 from sfumato.networks.dense import Posterior, VariationalAutoencoder
 from sfumato.networks.priors import Corners, Prior, SparseMixture, StandardNormal

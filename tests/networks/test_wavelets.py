@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sfumato.data.digits import draw_digits
-from sfumato.networks.wavelets import Judge, Wavelets
+from sfumato.networks.wavelets import LabelFilter, Wavelets
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 64, 64), (1, 5, 9)])
@@ -32,7 +32,7 @@ def test_directions_are_told_apart_and_contrast_is_not() -> None:
 def test_a_linear_judge_learns_digits() -> None:
     torch.manual_seed(0)
     train, test = (draw_digits(count, seed=seed) for seed, count in enumerate((600, 200)))
-    judge = Judge((1, 28, 28), 10)
+    judge = LabelFilter((1, 28, 28), 10)
     images, labels = torch.as_tensor(train.pixels).float() / 255, torch.as_tensor(train.labels).long()
     features = judge.wavelets(images) / judge.wavelets.size**0.5
     optimizer = torch.optim.SGD(judge.parameters(), lr=30.0, momentum=0.9)

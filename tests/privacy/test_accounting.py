@@ -9,13 +9,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from sfumato.privacy import Block, Budget, BudgetExceeded, NoisySums, Plan, RawAccess
+from sfumato.privacy import Block, Budget, BudgetExceeded, Plan, RawAccess, SubsampledGaussian
 from sfumato.privacy.accounting import calibrate, epsilon
-from sfumato.release.odds import best_guess, most_recognised
+from sfumato.release.attack_bounds import best_guess, most_recognised
 
 
-def event(rate: float, noise: float, steps: int, name: str = "train") -> NoisySums:
-    return NoisySums(name, (Block("gradient", noise),), rate=rate, steps=steps)
+def event(rate: float, noise: float, steps: int, name: str = "train") -> SubsampledGaussian:
+    return SubsampledGaussian(name, (Block("gradient", noise),), sampling_rate=rate, steps=steps)
 
 
 @pytest.mark.parametrize(
@@ -39,14 +39,14 @@ def test_a_plain_gaussian_agrees_with_its_closed_form() -> None:
 
 
 def test_blocks_that_share_a_batch_are_one_event() -> None:
-    together = NoisySums("step", (Block("a", 0.956), Block("b", 0.956)), rate=0.02, steps=1000)
+    together = SubsampledGaussian("step", (Block("a", 0.956), Block("b", 0.956)), sampling_rate=0.02, steps=1000)
     assert epsilon([together], 1e-5) == pytest.approx(9.99, rel=2e-3)
     apart = [event(0.02, 0.956, 1000, "a"), event(0.02, 0.956, 1000, "b")]
     assert epsilon(apart, 1e-5) < 0.7 * epsilon([together], 1e-5)
 
 
 def test_a_block_that_moves_by_two_counts_four_times() -> None:
-    group = NoisySums("step", (Block("group", 2.0, moves=2.0),), rate=0.1, steps=10)
+    group = SubsampledGaussian("step", (Block("group", 2.0, sensitivity=2.0),), sampling_rate=0.1, steps=10)
     assert group.noise_multiplier == pytest.approx(1.0)
 
 
@@ -76,8 +76,8 @@ def test_calibration_finds_the_known_noise(rate: float, steps: int, budget: floa
     share=st.floats(0.3, 3.0),
 )
 def test_calibration_never_overshoots(rate: float, steps: int, budget: float, delta: float, share: float) -> None:
-    two = NoisySums("step", (Block("a", 1.0), Block("b", share)), rate=rate, steps=steps)
-    once = NoisySums("counts", (Block("counts", 200.0, fixed=True),))
+    two = SubsampledGaussian("step", (Block("a", 1.0), Block("b", share)), sampling_rate=rate, steps=steps)
+    once = SubsampledGaussian("counts", (Block("counts", 200.0, fixed=True),))
     found = calibrate([two, once], Budget(budget, delta))
     cost = epsilon(found, delta)
     assert 0.99 * budget <= cost <= budget
@@ -95,7 +95,7 @@ def test_calibration_where_the_coarse_grid_is_loose() -> None:
 
 
 def test_fixed_noise_that_costs_too_much_is_refused() -> None:
-    fixed = NoisySums("counts", (Block("counts", 0.5, fixed=True),))
+    fixed = SubsampledGaussian("counts", (Block("counts", 0.5, fixed=True),))
     with pytest.raises(BudgetExceeded, match="fixed noise"):
         calibrate([fixed, event(0.1, 1.0, 10)], Budget(1.0, 1e-5))
 

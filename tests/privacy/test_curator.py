@@ -10,8 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.data import PrivateImages
-from sfumato.privacy import Block, Budget, BudgetExceeded, Curator, Ledger, NoGuarantee, NoisySums, Plan, Randomness
-from sfumato.privacy.answers import Question, grid_of
+from sfumato.privacy import (
+    Block,
+    Budget,
+    BudgetExceeded,
+    Curator,
+    Ledger,
+    NoGuarantee,
+    Plan,
+    Randomness,
+    SubsampledGaussian,
+)
+from sfumato.privacy.mechanism import Query, grid_of
 
 COUNT, SIZE, CLASSES = 40, 4, ("a", "b", "c")
 
@@ -31,15 +41,15 @@ class Listener:
     """A tape that only listens."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[Question, Tensor]] = []
+        self.heard: list[tuple[Query, Tensor]] = []
 
-    def exchange(self, question: Question, answer: Tensor, *, charges: int) -> Tensor:
+    def exchange(self, question: Query, answer: Tensor, *, charges: int) -> Tensor:
         self.heard.append((question, answer))
         return answer
 
 
 def curator(
-    *events: NoisySums, private: PrivateImages | None = None, budget: Any = None, **options: Any
+    *events: SubsampledGaussian, private: PrivateImages | None = None, budget: Any = None, **options: Any
 ) -> tuple[Curator, Ledger]:
     budget = budget or Budget(5.0, 1e-5)
     ledger = Ledger(None, budget)
@@ -49,11 +59,13 @@ def curator(
     return Curator(private or collection(), plan, ledger, run=run, **options), ledger
 
 
-def train(rate: float = 0.5, steps: int = 4, **blocks: float) -> NoisySums:
-    return NoisySums("train", tuple(Block(name, noise) for name, noise in blocks.items()), rate=rate, steps=steps)
+def train(rate: float = 0.5, steps: int = 4, **blocks: float) -> SubsampledGaussian:
+    return SubsampledGaussian(
+        "train", tuple(Block(name, noise) for name, noise in blocks.items()), sampling_rate=rate, steps=steps
+    )
 
 
-HISTOGRAM = NoisySums("counts", (Block("counts", 2.0, fixed=True),))
+HISTOGRAM = SubsampledGaussian("counts", (Block("counts", 2.0, fixed=True),))
 
 
 def test_a_histogram_is_the_true_one_plus_noise_on_a_grid() -> None:
@@ -78,7 +90,7 @@ def test_a_persons_row_counts_once() -> None:
 
 def test_a_vector_longer_than_the_bound_is_clipped_and_an_odd_one_counts_as_zero() -> None:
     tape = Listener()
-    door, _ = curator(NoisySums("sum", (Block("sum"),)), tape=tape)
+    door, _ = curator(SubsampledGaussian("sum", (Block("sum"),)), tape=tape)
 
     def features(images: Tensor, labels: Tensor, random: Any) -> Tensor:
         rows = torch.zeros(len(images), 2)
@@ -99,7 +111,7 @@ def test_by_class_keeps_each_row_in_its_slice_for_persons_too() -> None:
     for persons in (False, True):
         tape = Listener()
         budget = Budget(5.0, 1e-5, unit="person" if persons else "image")
-        event = NoisySums("sum", (Block("sum"),))
+        event = SubsampledGaussian("sum", (Block("sum"),))
         door, _ = curator(event, private=collection(persons), budget=budget, tape=tape)
         answer = door.noisy_sum("sum", features, bound=100.0, by_class=True)
         assert answer.shape == (3, 2)
@@ -160,7 +172,7 @@ def test_steps_begun_twice_draw_other_coins_and_other_noise() -> None:
 
 
 def test_a_method_cannot_plan_a_unit_to_move_less_than_it_does() -> None:
-    event = NoisySums("train", (Block("a", 1.0, moves=0.1),), rate=0.5, steps=2)
+    event = SubsampledGaussian("train", (Block("a", 1.0, sensitivity=0.1),), sampling_rate=0.5, steps=2)
     door, _ = curator(event)
     with pytest.raises(ValueError, match="moves by 1"):
         for step in door.steps("train"):
@@ -262,7 +274,7 @@ def test_no_more_images_of_a_person_than_allowed() -> None:
         sizes.append(len(images))
         return images.flatten(1)
 
-    event = NoisySums("sum", (Block("sum"),))
+    event = SubsampledGaussian("sum", (Block("sum"),))
     budget = Budget(5.0, 1e-5, unit="person")
     door, _ = curator(event, private=collection(persons=True), budget=budget, max_images_per_unit=3)
     door.noisy_sum("sum", features, bound=1.0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gradient_cases import Classifier, apart, make_batch, squared_error, vector
 from sfumato.privacy.gradients import Batch, clipped_sum, loop, product
 from sfumato.privacy.gradients.layers.linear import LinearWeight
-from sfumato.privacy.gradients.precision import BRAIN, DOUBLE, SINGLE, TENSOR_FLOAT, arithmetic
+from sfumato.privacy.gradients.rounding import BRAIN, DOUBLE, SINGLE, TENSOR_FLOAT, arithmetic
 from sfumato.privacy.randomness import Draws
 
 

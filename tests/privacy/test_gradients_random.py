@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from gradient_cases import apart, by_pass, make_batch
 from sfumato.privacy.gradients import clipped_sum, engine, groups_of, loop
-from sfumato.privacy.gradients.passes import Functional
+from sfumato.privacy.gradients.ghost import VmapGradients
 from sfumato.privacy.randomness import Draws
 
 
@@ -112,7 +112,7 @@ def test_books_functional_and_loop_agree(
     assert apart(clipped_sum(model, loss, batch, clips), expected) < 1e-8
     known = next(iter(engine._known[model].values()))
     assert known.unseen is None, known.unseen
-    functional_pass = Functional(model, loss, batch, groups_of(model, clips))
+    functional_pass = VmapGradients(model, loss, batch, groups_of(model, clips))
     assert apart(by_pass(functional_pass, model, clips), expected) < 1e-8
 
 

@@ -9,14 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from sfumato.privacy import Block, Budget, BudgetExceeded, Ledger, LedgerBusy, LedgerDamaged, NoGuarantee, NoisySums
+from sfumato.privacy import (
+    Block,
+    Budget,
+    BudgetExceeded,
+    Ledger,
+    LedgerBusy,
+    LedgerDamaged,
+    NoGuarantee,
+    SubsampledGaussian,
+)
 from sfumato.privacy.events import RawAccess
 
 BUDGET = Budget(2.0, 1e-5)
-EVENT = NoisySums("train", (Block("gradient", 4.0),), rate=0.1, steps=20)
+EVENT = SubsampledGaussian("train", (Block("gradient", 4.0),), sampling_rate=0.1, steps=20)
 
 
-def spend(ledger: Ledger, event: NoisySums = EVENT) -> str:
+def spend(ledger: Ledger, event: SubsampledGaussian = EVENT) -> str:
     run = ledger.start_run(method="m", variant="v", seeded=False)
     ledger.reserve([event])
     for _ in range(event.steps):
@@ -49,7 +58,7 @@ def test_refuses_before_the_spend_and_keeps_going(tmp_path: Path) -> None:
 
 
 def test_a_reservation_counts_until_the_ledger_is_closed(tmp_path: Path) -> None:
-    half = NoisySums("half", (Block("sum", 2.5),))
+    half = SubsampledGaussian("half", (Block("sum", 2.5),))
     with Ledger(tmp_path / "l", BUDGET) as ledger:
         ledger.reserve([half])
         with pytest.raises(BudgetExceeded):
@@ -140,7 +149,7 @@ def test_something_else_is_not_a_ledger(tmp_path: Path) -> None:
 RACE = """
 import sys, time
 from sfumato.privacy import *
-event = NoisySums("sum", (Block("sum", 2.5),))
+event = SubsampledGaussian("sum", (Block("sum", 2.5),))
 try:
     with Ledger(sys.argv[1], Budget(2.0, 1e-5)) as ledger:
         ledger.reserve([event])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradient_cases import Classifier, make_batch, squared_error
-from sfumato.privacy.gradients import Refused, check, clipped_sum, probe
+from sfumato.privacy.gradients import UnsupportedModel, check, clipped_sum, probe
 from sfumato.privacy.randomness import Draws
 
 
@@ -39,7 +39,7 @@ def counted(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_that_see_each_other_are_refused(loss: object, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    with pytest.raises(Refused, match="moved another record's loss"):
+    with pytest.raises(UnsupportedModel, match="moved another record's loss"):
         check(Classifier().to(dtype), loss, make_batch(8, dtype=dtype), 0.5)
 
 
@@ -47,7 +47,7 @@ def test_a_loss_that_knows_the_batch_size_is_refused() -> None:
     def mean(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
         return squared_error(m, x, y, r) / len(x)
 
-    with pytest.raises(Refused, match="number of rows"):
+    with pytest.raises(UnsupportedModel, match="number of rows"):
         check(Classifier().double(), mean, make_batch(8), 0.5)
 
 
@@ -55,7 +55,7 @@ def test_draws_outside_random_are_refused() -> None:
     def noisy(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
         return squared_error(m, x + 0.1 * torch.randn_like(x), y, r)
 
-    with pytest.raises(Refused, match="random"):
+    with pytest.raises(UnsupportedModel, match="random"):
         check(Classifier().double(), noisy, make_batch(8), 0.5)
 
 
@@ -76,7 +76,7 @@ def test_modules_that_mix_or_draw_are_refused(module: nn.Module, words: str) -> 
         return m(x).sum(1)
 
     for call in (check, clipped_sum):
-        with pytest.raises(Refused, match=words):
+        with pytest.raises(UnsupportedModel, match=words):
             call(model, loss, make_batch(5, dtype=torch.float32), 1.0)
 
 
@@ -95,7 +95,7 @@ def test_a_fast_sum_that_is_wrong_is_refused_when_it_is_wrong_twice(
     if times == 1:
         check(Classifier().double(), squared_error, make_batch(8), 0.5)
         return
-    with pytest.raises(Refused, match="disagrees with the plain loop"):
+    with pytest.raises(UnsupportedModel, match="disagrees with the plain loop"):
         check(Classifier().double(), squared_error, make_batch(8), 0.5)
 
 
@@ -107,7 +107,7 @@ def test_public_statistics_may_stay() -> None:
 def test_messages_hold_no_private_number() -> None:
     batch = make_batch(8)
     batch = replace(batch, images=batch.images * 0 + 0.123456789)
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(UnsupportedModel) as refusal:
         check(Classifier().double(), centred, batch, 0.5)
     assert "0.12" not in str(refusal.value)
     assert "0.12" not in repr(batch)

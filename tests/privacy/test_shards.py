@@ -16,26 +16,26 @@ from torch import Tensor, nn
 
 from sfumato.data import PrivateImages
 from sfumato.methods.dp2_vae import DP2VAE
-from sfumato.privacy import Block, Budget, Curator, Ledger, NoisySums, Plan, PrivateState, Randomness
+from sfumato.privacy import Block, Budget, Curator, Ledger, Plan, PrivateState, Randomness, SubsampledGaussian
+from sfumato.privacy import state as states
 from sfumato.privacy.accounting import epsilon, relation
-from sfumato.privacy.answers import Question
 from sfumato.privacy.events import event_from_json
-from sfumato.privacy.gradients import Refused
-from sfumato.privacy.gradients import state as states
+from sfumato.privacy.gradients import UnsupportedModel
 from sfumato.privacy.gradients.shards import Partition
+from sfumato.privacy.mechanism import Query
 from sfumato.privacy.sampling import Units
-from sfumato.release.odds import best_guess, most_recognised
+from sfumato.release.attack_bounds import best_guess, most_recognised
 from worst_case import worst_case_images
 
 SHARDS = 5
-TRAIN = NoisySums("train", (Block("gradient"),), rate=0.7, steps=6, shards=SHARDS)
+TRAIN = SubsampledGaussian("train", (Block("gradient"),), sampling_rate=0.7, steps=6, shards=SHARDS)
 
 
 class Listener:
     def __init__(self) -> None:
-        self.heard: list[Question] = []
+        self.heard: list[Query] = []
 
-    def exchange(self, question: Question, answer: Tensor, *, charges: int) -> Tensor:
+    def exchange(self, question: Query, answer: Tensor, *, charges: int) -> Tensor:
         self.heard.append(question)
         return answer
 
@@ -45,7 +45,7 @@ def collection(persons: bool = False) -> PrivateImages:
     return PrivateImages(pixels, np.arange(24) % 2, classes=("a", "b"), persons=np.arange(24) // 3 if persons else None)
 
 
-def door(private: PrivateImages, event: NoisySums = TRAIN, *, unit: str = "image") -> tuple[Curator, Listener]:
+def door(private: PrivateImages, event: SubsampledGaussian = TRAIN, *, unit: str = "image") -> tuple[Curator, Listener]:
     budget, tape = Budget(5.0, 1e-5, unit=unit), Listener()  # type: ignore[arg-type]
     ledger = Ledger(None, budget)
     run = ledger.start_run(method="test", variant="v", seeded=True)
@@ -53,8 +53,8 @@ def door(private: PrivateImages, event: NoisySums = TRAIN, *, unit: str = "image
     return Curator(private, plan, ledger, run=run, randomness=Randomness(1), tape=tape), tape
 
 
-def event(noise: float, *, rate: float = 1.0, steps: int = 1, shards: int | None = None) -> NoisySums:
-    return NoisySums("event", (Block("sum", noise),), rate=rate, steps=steps, shards=shards)
+def event(noise: float, *, rate: float = 1.0, steps: int = 1, shards: int | None = None) -> SubsampledGaussian:
+    return SubsampledGaussian("event", (Block("sum", noise),), sampling_rate=rate, steps=steps, shards=shards)
 
 
 def test_an_event_comes_back_and_old_ledgers_are_read() -> None:
@@ -187,12 +187,12 @@ def test_shards_that_see_each_other_are_refused() -> None:
         return own[:, :1]
 
     for step in curator.steps("train"):
-        with pytest.raises(Refused, match="mixes shards"):
+        with pytest.raises(UnsupportedModel, match="mixes shards"):
             step.update(memory, mixed)
         break
     curator, _ = door(collection())
     for step in curator.steps("train"):
-        with pytest.raises(Refused, match="shape it had"):
+        with pytest.raises(UnsupportedModel, match="shape it had"):
             step.update(curator.private_state("means", (2,), shards=SHARDS), wrong)
         break
 

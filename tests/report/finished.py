@@ -10,12 +10,12 @@ import numpy as np
 
 from sfumato.data import Images, PrivateImages
 from sfumato.data.digits import draw_digits
+from sfumato.evaluation.evaluate import evaluate
 from sfumato.evaluation.memorisation import nearest_neighbours, write_view
-from sfumato.evaluation.run import evaluate
 from sfumato.methods import DPMERF
-from sfumato.methods.run import Run
 from sfumato.privacy import Budget
 from sfumato.release import Release
+from sfumato.training.run_folder import Run
 
 TRAIN, TEST = draw_digits(317, seed=1), draw_digits(90, seed=2)
 

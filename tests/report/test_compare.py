@@ -17,22 +17,22 @@ import pytest
 
 from browser import DESKTOP, PHONE, Browser
 from report.finished import TEST, TRAIN, write_npz
-from sfumato.cli import main
-from sfumato.compare import chosen_methods
-from sfumato.comparison import gather, together
+from sfumato.cli.compare import chosen_methods
+from sfumato.cli.main import main
+from sfumato.experiments.comparison import gather, together
+from sfumato.experiments.trial import Cell, Terms, train_cell
 from sfumato.methods import DPMERF, METHODS, find
-from sfumato.methods.run import Run
-from sfumato.privacy import Block, Budget, Ledger, NoisySums
+from sfumato.privacy import Block, Budget, Ledger, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
 from sfumato.report.scan import scan
-from sfumato.trial import Cell, Terms, train_cell
+from sfumato.training.run_folder import Run
 
 SMALL = ["features=64", "width=2", "iterations=60", "batch=20", "count_noise=5"]
 
 
 def words(folder: Path) -> list[str]:
     data, test = (write_npz(folder / f"{name}.npz", images) for name, images in (("train", TRAIN), ("test", TEST)))
-    words = [sys.executable, "-m", "sfumato.cli", "compare", str(data), "--test", str(test), "--classes", "10"]
+    words = [sys.executable, "-m", "sfumato", "compare", str(data), "--test", str(test), "--classes", "10"]
     words += ["--methods", "dp-merf", "--epsilon", "3", "--seeds", "2", "--out", str(folder / "out")]
     words += ["--images", "60", "--no-inception", "--device", "cpu", "--jobs", "2", "--json"]
     return words + [word for setting in SMALL for word in ("--set", setting)]
@@ -157,8 +157,8 @@ def test_settings_go_to_the_methods_that_take_them() -> None:
 
 def test_runs_over_shards_and_others_have_a_total() -> None:
     """Under replacement all of it together would have none."""
-    plain = NoisySums("sum", (Block("sum", 0.05),))
-    dealt = NoisySums("shards", (Block("shards", 1.0),), shards=5)
+    plain = SubsampledGaussian("sum", (Block("sum", 0.05),))
+    dealt = SubsampledGaussian("shards", (Block("shards", 1.0),), shards=5)
     assert math.isinf(epsilon([plain, dealt], 1e-5))
     apart = epsilon([plain], 5e-6) + epsilon([dealt], 5e-6)
     assert together([plain, dealt], 1e-5) == pytest.approx(apart) and math.isfinite(apart)

@@ -15,9 +15,9 @@ from PIL import Image, PngImagePlugin
 from safetensors.numpy import load_file, save_file
 
 from report.finished import TRAIN, evaluated, finished_run
-from sfumato.cli import main
+from sfumato.cli.main import main
 from sfumato.release import Release
-from sfumato.release.grid import data_address
+from sfumato.release.image_grid import data_address
 from sfumato.report.public import public_page
 from sfumato.report.scan import scan
 

@@ -23,10 +23,10 @@ from torch import Tensor
 from sfumato.audit.bounds import Bound, likelihood_ratio, one_run, two_worlds
 from sfumato.audit.instrument import instrumented
 from sfumato.methods.base import Method
-from sfumato.privacy import Budget, Curator, Event, Ledger, NoisySums, PrivateRecords, Step
+from sfumato.privacy import Budget, Curator, Event, Ledger, PrivateRecords, Step, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
-from sfumato.privacy.answers import Part
 from sfumato.privacy.budget import Unit
+from sfumato.privacy.mechanism import Part
 
 WHITE_BOX = "sees every noisy answer; knows all other records and their coins"
 
@@ -87,12 +87,14 @@ class _Caged(Curator):
 class _WithCanaries(Step):
     """Takes the canaries out of the batch before anything is computed and puts their vectors into the sum."""
 
-    def __init__(self, curator: Curator, event: NoisySums, index: int) -> None:
+    def __init__(self, curator: Curator, event: SubsampledGaussian, index: int) -> None:
         super().__init__(curator, event, index)
         self._watch: _Watch = curator.watch  # type: ignore[attr-defined]
         if event.shards is not None:
             # A canary is a shard of its own, with a coin of its own, unless it stays silent.
-            coins = curator._randomness.coins(self._watch.count, event.rate, event.name, index, "canaries").numpy()
+            coins = curator._randomness.coins(
+                self._watch.count, event.sampling_rate, event.name, index, "canaries"
+            ).numpy()
             silent = np.array(sorted(curator._records._masked), dtype=np.int64) - self._watch.first
             self._singing = np.setdiff1d(coins, silent)
             return
@@ -110,7 +112,7 @@ class _WithCanaries(Step):
         answer = super()._answer(block, tuple(sung), public)
         key = (self._event.name, self.index)
         exponent = watch.exponents.setdefault(key, np.zeros(watch.count))
-        watch.rates[key] = self._event.rate
+        watch.rates[key] = self._event.sampling_rate
         for part, piece in zip(parts, answer.split([p.total.numel() for p in parts]), strict=True):
             if len(piece) >= watch.count:
                 seen = (piece - part.total.flatten().double())[: watch.count].cpu().numpy()
@@ -193,11 +195,11 @@ def ledger_losses(events: Sequence[Event], draws: int, random: np.random.Generat
     losses = np.zeros(draws)
     steps: dict[tuple[float, float], int] = defaultdict(int)
     for event in events:
-        if not isinstance(event, NoisySums):
+        if not isinstance(event, SubsampledGaussian):
             raise ValueError("raw access has no likelihood ratio")
-        steps[(event.rate, event.noise_multiplier)] += event.steps
+        steps[(event.sampling_rate, event.noise_multiplier)] += event.steps
     # Where shards speak, a unit turns a vector around instead of bringing one.
-    turned = any(isinstance(event, NoisySums) and event.shards is not None for event in events)
+    turned = any(isinstance(event, SubsampledGaussian) and event.shards is not None for event in events)
     for (rate, noise), count in steps.items():
         far = 1 / noise
         for _ in range(count):

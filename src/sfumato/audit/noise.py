@@ -21,7 +21,7 @@ from sfumato.audit.instrument import instrumented
 from sfumato.audit.replay import without
 from sfumato.methods.base import Method
 from sfumato.privacy import AnyBudget, Curator, Ledger, PrivateRecords, Randomness
-from sfumato.privacy.answers import Question, grid_of
+from sfumato.privacy.mechanism import Query, grid_of
 
 ALPHA = 1e-6
 COIN_STEPS = 200
@@ -40,7 +40,7 @@ class Seen:
 class _Watching(Curator):
     seen: Seen
 
-    def _exchange(self, question: Question) -> Tensor:
+    def _exchange(self, question: Query) -> Tensor:
         answer = super()._exchange(question)
         pieces = []
         for part, piece in zip(question.parts, answer.split([p.total.numel() for p in question.parts]), strict=True):
@@ -54,13 +54,13 @@ class _Watching(Curator):
     def close(self) -> None:
         """Before the data goes, toss some more coins, past the steps that were asked."""
         for event in self.plan.events:
-            if event.rate < 1:
+            if event.sampling_rate < 1:
                 everyone = np.arange(event.shards or 0)
                 if event.shards is None:
                     everyone = self._units.sample(self._randomness, 1.0, "everyone")
                 steps = (self.step_type(self, event, event.steps + index) for index in range(COIN_STEPS))
                 table = np.stack([np.isin(everyone, step._batch) for step in steps])
-                self.seen.coins[event.name] = (event.rate, table)
+                self.seen.coins[event.name] = (event.sampling_rate, table)
         super().close()
 
 

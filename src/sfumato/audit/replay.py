@@ -20,10 +20,10 @@ from scipy import stats
 from torch import Tensor
 
 from sfumato.methods.base import Method
-from sfumato.privacy import AnyBudget, Event, Ledger, NoisySums, PrivateRecords, Randomness
-from sfumato.privacy.answers import Question
+from sfumato.privacy import AnyBudget, Event, Ledger, PrivateRecords, Randomness, SubsampledGaussian
 from sfumato.privacy.events import RawAccess
-from sfumato.privacy.gradients import Refused
+from sfumato.privacy.gradients import UnsupportedModel
+from sfumato.privacy.mechanism import Query
 from sfumato.privacy.sampling import Units
 
 TOLERANCE = 1e-6  # of the declared movement: float64 rounding
@@ -46,7 +46,7 @@ class Finding:
 class Taped:
     """One question and its answer, as the first run saw them."""
 
-    question: Question
+    question: Query
     answer: Tensor
     charges: int
 
@@ -99,7 +99,7 @@ class _Recorder:
     def __init__(self) -> None:
         self.taped: list[Taped] = []
 
-    def exchange(self, question: Question, answer: Tensor, *, charges: int) -> Tensor:
+    def exchange(self, question: Query, answer: Tensor, *, charges: int) -> Tensor:
         parts = tuple(replace(part, total=part.total.detach().clone()) for part in question.parts)
         self.taped.append(Taped(replace(question, parts=parts), answer.clone(), charges))
         return answer
@@ -112,7 +112,7 @@ class _Player:
         self.taped, self.noise, self.result = taped, noise, result
         self.asked = 0
 
-    def exchange(self, question: Question, answer: Tensor, *, charges: int) -> Tensor:
+    def exchange(self, question: Query, answer: Tensor, *, charges: int) -> Tensor:
         where = f"{question.event} / {question.block}"
         if self.asked >= len(self.taped):
             self.result.add("same questions", where, "the neighbour's run asks more")
@@ -131,12 +131,12 @@ class _Player:
         return first.answer
 
 
-def _public(question: Question) -> tuple[Any, ...]:
+def _public(question: Query) -> tuple[Any, ...]:
     parts = tuple((part.name, tuple(part.total.shape), part.bound, part.deviation) for part in question.parts)
     return (question.event, question.step, question.block, dict(question.public), question.claimed, parts)
 
 
-def _movement(second: Question, first: Question, noise: float | None) -> float:
+def _movement(second: Query, first: Query, noise: float | None) -> float:
     """Σ over parts of (movement ÷ noise)², against 1/σ of the ledger's entry; for a claim, against the claim."""
     if [p.total.shape for p in second.parts] != [p.total.shape for p in first.parts]:
         return math.inf
@@ -163,9 +163,9 @@ def participants(method: Method, private: PrivateRecords, budget: AnyBudget, see
         drawn: set[int] = set()
         for index in range(event.steps):
             if event.shards is None:
-                drawn |= set(units.sample(randomness, event.rate, event.name, index).tolist())
+                drawn |= set(units.sample(randomness, event.sampling_rate, event.name, index).tolist())
             else:
-                chosen = randomness.coins(event.shards, event.rate, event.name, index).numpy()
+                chosen = randomness.coins(event.shards, event.sampling_rate, event.name, index).numpy()
                 drawn |= set(np.flatnonzero(np.isin(units.shard_of(randomness, event.shards), chosen)).tolist())
         present &= drawn
     return sorted(present)
@@ -189,7 +189,7 @@ def replay(
         with Ledger(None, budget) as ledger:
             try:
                 release = method.fit(private, budget, ledger, tape=recorder, **options)
-            except (LookupError, RuntimeError, PermissionError, Refused) as error:
+            except (LookupError, RuntimeError, PermissionError, UnsupportedModel) as error:
                 result.add("refused", "first run", f"{type(error).__name__}: {error}")
                 return result
             events = ledger.events()
@@ -197,7 +197,9 @@ def replay(
         _check_noise(recorder.taped, result)
         # A unit can turn its shard's vector around; what is paid for under replacement is twice the clip.
         far = {e.name: 1.0 if e.shards is None else 2.0 for e in _sums(events)}
-        noise = {(e.name, b.name): b.noise_multiplier / b.moves / far[e.name] for e in _sums(events) for b in e.blocks}
+        noise = {
+            (e.name, b.name): b.noise_multiplier / b.sensitivity / far[e.name] for e in _sums(events) for b in e.blocks
+        }
         chosen = participants(method, private, budget, seed) if units is None else list(units)
         if not chosen:
             result.add("vacuous", "coins", "no unit's coin comes up in every event; choose another seed or rate")
@@ -224,7 +226,7 @@ def replay(
     return result
 
 
-def _sums(events: Sequence[Event]) -> Iterator[NoisySums]:
+def _sums(events: Sequence[Event]) -> Iterator[SubsampledGaussian]:
     return (event for event in events if not isinstance(event, RawAccess))
 
 

@@ -9,10 +9,10 @@ from typing import Literal, TypedDict, Unpack
 
 import numpy as np
 
-from sfumato.data.frame import PIXEL_LIMIT, Colour, Crop, Frame
+from sfumato.data.cache import MEMORY_LIMIT
+from sfumato.data.decode import PIXEL_LIMIT, Colour, Crop, Frame
 from sfumato.data.reader import Format, Reading, read_kept
 from sfumato.data.source import Choice
-from sfumato.data.store import MEMORY_LIMIT
 from sfumato.privacy.records import PrivateRecords
 
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sfumato.data import store
-from sfumato.data.arrow import arrow, is_arrow
-from sfumato.data.folder import Folder
-from sfumato.data.frame import Frame
-from sfumato.data.idx import IMAGES, Idx, splits
-from sfumato.data.label import Labels
-from sfumato.data.npz import Npz
-from sfumato.data.parquet import files_in, parquet
-from sfumato.data.problem import BadInput, from_system
+from sfumato.data import cache as store
+from sfumato.data.decode import Frame
+from sfumato.data.errors import BadInput, from_system
+from sfumato.data.formats.arrow import arrow, is_arrow
+from sfumato.data.formats.folder import Folder
+from sfumato.data.formats.idx import IMAGES, Idx, splits
+from sfumato.data.formats.npz import Npz
+from sfumato.data.formats.parquet import files_in, parquet
+from sfumato.data.labels import Labels
 from sfumato.data.source import Choice, Record, Source
 
 Format = Literal["folder", "npz", "idx", "parquet", "arrow"]
@@ -46,7 +46,7 @@ class Reading:
 
 def read_kept(
     path: str | Path, reading: Reading, *, internal: bool, cache: str | Path | None, memory_limit: int
-) -> tuple[store.Kept, tuple[str, ...]]:
+) -> tuple[store.CachedArrays, tuple[str, ...]]:
     """The decoded rows and the label set. Raises BadInput alone; its text names no file unless ``internal``."""
     try:
         with _silence():
@@ -100,7 +100,7 @@ def recognise(path: Path) -> Format:
     )
 
 
-def _read(path: Path, reading: Reading, folder: Path, memory_limit: int) -> tuple[store.Kept, tuple[str, ...]]:
+def _read(path: Path, reading: Reading, folder: Path, memory_limit: int) -> tuple[store.CachedArrays, tuple[str, ...]]:
     path = path if reading.format else _exported(path)
     source = _SOURCES[reading.format or recognise(path)](path, reading.choice)
     labels = Labels(source, reading.choice, infer=reading.infer_classes)

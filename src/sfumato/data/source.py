@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from sfumato.data.frame import Frame
+from sfumato.data.decode import Frame
 
 
 @dataclass(frozen=True)

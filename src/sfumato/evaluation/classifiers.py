@@ -43,7 +43,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Learned:
+class TrainedClassifier:
     """A trained classifier: what it predicts, and the epoch (1 is the first, 0: not trained by epochs) it is from."""
 
     name: str
@@ -73,19 +73,19 @@ def learn(
     seed: int,
     device: str | torch.device = "cpu",
     progress: Progress = silent,
-) -> Learned:
+) -> TrainedClassifier:
     """Train a classifier on ``pixels`` (uint8 ``[N, C, H, W]``) and ``labels``; the same seed gives the same one."""
     _check(pixels, labels, classes)
     if len(np.unique(labels)) < 2:
         # A collapsed generator: the only lesson is the one label there is, and scikit-learn would refuse.
         constant = int(labels[0])
-        return Learned(recipe.name, lambda images: np.full(len(images), constant), 0)
+        return TrainedClassifier(recipe.name, lambda images: np.full(len(images), constant), 0)
     if recipe.network is None:
         return _logistic_regression(recipe.name, pixels, labels, progress)
     return _train(recipe, pixels, labels, classes, seed, torch.device(device), progress)
 
 
-def score(learned: Learned, pixels: np.ndarray, labels: np.ndarray, *, classes: int) -> Accuracy:
+def score(learned: TrainedClassifier, pixels: np.ndarray, labels: np.ndarray, *, classes: int) -> Accuracy:
     """Accuracy of a trained classifier, overall and for each class."""
     _check(pixels, labels, classes)
     right = learned.predict(pixels) == labels
@@ -106,7 +106,7 @@ def _flat(pixels: np.ndarray) -> np.ndarray:
     return pixels.reshape(len(pixels), -1).astype(np.float32) / 255.0
 
 
-def _logistic_regression(name: str, pixels: np.ndarray, labels: np.ndarray, progress: Progress) -> Learned:
+def _logistic_regression(name: str, pixels: np.ndarray, labels: np.ndarray, progress: Progress) -> TrainedClassifier:
     try:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression
@@ -120,7 +120,7 @@ def _logistic_regression(name: str, pixels: np.ndarray, labels: np.ndarray, prog
         warnings.simplefilter("ignore", ConvergenceWarning)
         model = LogisticRegression().fit(_flat(pixels), labels)
     progress(name, 1, 1)
-    return Learned(name, lambda images: model.predict(_flat(images)), 0)
+    return TrainedClassifier(name, lambda images: model.predict(_flat(images)), 0)
 
 
 def _train(
@@ -131,7 +131,7 @@ def _train(
     seed: int,
     device: torch.device,
     progress: Progress,
-) -> Learned:
+) -> TrainedClassifier:
     if recipe.network is None:
         raise ValueError(f"recipe {recipe.name!r} has no network to train")
     order = torch.Generator().manual_seed(seed)
@@ -165,7 +165,7 @@ def _train(
     def predict(given: np.ndarray) -> np.ndarray:
         return _answers(model, torch.tensor(given, device=device)).cpu().numpy()
 
-    return Learned(recipe.name, predict, chosen)
+    return TrainedClassifier(recipe.name, predict, chosen)
 
 
 def _unit(images: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sfumato.evaluation.classifiers import CNN, LOGISTIC_REGRESSION, MLP, Recipe, Shape
-from sfumato.evaluation.residual import resnet, resnext, wide_resnet
+from sfumato.evaluation.resnets import resnet, resnext, wide_resnet
 
 
 def pooled_cnn(shape: Shape, classes: int) -> nn.Module:

@@ -13,11 +13,21 @@ from typing import Any, ClassVar, Self, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods.checkpoint import FolderCheckpoint
-from sfumato.privacy import AnyBudget, Counts, Curator, Ledger, NoisySums, Plan, PrivateRecords, Progress, Randomness
-from sfumato.privacy.answers import Tape
+from sfumato.privacy import (
+    AnyBudget,
+    Counts,
+    Curator,
+    Ledger,
+    Plan,
+    PrivateRecords,
+    Progress,
+    Randomness,
+    SubsampledGaussian,
+)
+from sfumato.privacy.mechanism import Tape
 from sfumato.release.card import make_card
 from sfumato.release.release import Release
+from sfumato.training.checkpoint import FolderCheckpoint
 
 Shape = tuple[int, int, int]
 
@@ -54,7 +64,7 @@ class Method(ABC):
         """A configuration that trains in about a second on a handful of tiny images, for tests and audits."""
 
     @abstractmethod
-    def spending(self) -> tuple[NoisySums, ...]:
+    def queries(self) -> tuple[SubsampledGaussian, ...]:
         """Every question it will ask, with noise in proportion; calibration scales it to the budget."""
 
     @abstractmethod
@@ -86,7 +96,7 @@ class Method(ABC):
 
     def plan(self, budget: AnyBudget) -> Plan:
         """What a run will spend under this budget. Touches no data."""
-        return Plan.calibrated(self.spending(), budget)
+        return Plan.calibrated(self.queries(), budget)
 
     def fit(
         self,

@@ -10,14 +10,15 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods import shared_encoders
 from sfumato.methods.base import Method, Shape
-from sfumato.methods.posteriors import Decoding, Generator, LinearEncoder, decoding, moments, refined
-from sfumato.methods.settling import follow, settled
+from sfumato.methods.parts.record_posteriors import Decoding, Generator, LinearEncoder, decoding, moments, refined
+from sfumato.methods.published import dp2_vae as shared_encoders
 from sfumato.networks.variational import Autoencoding, Decoder, Encoder, channels_of, drawn, reconstruction
-from sfumato.privacy import Block, Budget, Counts, Curator, NoisyGradient, NoisySums, Plan, Step
+from sfumato.privacy import Block, Budget, Counts, Curator, NoisyGradient, Plan, Step, SubsampledGaussian
 from sfumato.privacy.gradients import PerClass
 from sfumato.privacy.randomness import Draws
+from sfumato.training.ema import ema_update
+from sfumato.training.schedules import cosine_decay
 
 _TRAIN = "training"
 _ENCODER = "encoder"
@@ -102,16 +103,16 @@ class DP2VAE(Method):
             iterations=2, batch=60, published_clip=0.01, claimed_epsilon=1.0,
         )  # fmt: skip
 
-    def spending(self) -> tuple[NoisySums, ...]:
+    def queries(self) -> tuple[SubsampledGaussian, ...]:
         if self.variant == "published":
             return ()
-        encoder = NoisySums(_ENCODER, (Block(_GRADIENT),), rate=self.rate, steps=self.encoder_steps)
-        train = NoisySums(_TRAIN, (Block(_GRADIENT),), rate=self.rate, steps=self.steps)
+        encoder = SubsampledGaussian(_ENCODER, (Block(_GRADIENT),), sampling_rate=self.rate, steps=self.encoder_steps)
+        train = SubsampledGaussian(_TRAIN, (Block(_GRADIENT),), sampling_rate=self.rate, steps=self.steps)
         if self.variant == "shard":
             return (replace(train, shards=self.shards),)
         events = [encoder, train] if self.start == "encoder" else [train]
         if self.prior_noise > 0:
-            events.append(NoisySums(_PRIOR, (Block(_PRIOR, self.prior_noise),)))
+            events.append(SubsampledGaussian(_PRIOR, (Block(_PRIOR, self.prior_noise),)))
         return tuple(events)
 
     def build(self, shape: Shape, classes: int) -> Generator:
@@ -166,7 +167,9 @@ class DP2VAE(Method):
             return Autoencoding(encoder, Decoder(curator.shape, code=self.code, channels=channels, labels=labels))
 
         # A subset in K is asked each time, and the sum is said to move by twice the clip.
-        asked = NoisySums("claimed", (Block(_GRADIENT),), rate=1 / self.encoders, steps=self.iterations)
+        asked = SubsampledGaussian(
+            "claimed", (Block(_GRADIENT),), sampling_rate=1 / self.encoders, steps=self.iterations
+        )
         claimed = Plan.calibrated((asked,), Budget(self.claimed_epsilon, _CLAIMED_DELTA)).events[0].noise_multiplier
         recipe = shared_encoders.Recipe(
             encoders=self.encoders,
@@ -191,12 +194,12 @@ class DP2VAE(Method):
     ) -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate, fused=True)
         for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer, "average": average}):
-            optimizer.param_groups[0]["lr"] = self.learning_rate * settled(
+            optimizer.param_groups[0]["lr"] = self.learning_rate * cosine_decay(
                 step.index / self.steps, final=self.final_learning_rate
             )
             # Adam does not see the scale; the clip is public and makes it one.
             (ask(step) / self.clip).apply(optimizer)
-            follow(average, model, index=step.index, memory=self.averaging)
+            ema_update(average, model, index=step.index, decay=self.averaging)
 
     def _shards(self, curator: Curator, model: Generator) -> Callable[[Step], NoisyGradient]:
         """Every shard whose coin came up trains its own encoder a little; then its rows give one gradient together."""

@@ -13,15 +13,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.methods.base import Method, Shape
-from sfumato.methods.flat_weights import FlatWeights
-from sfumato.methods.judge import Judged, judge_event, redrawn, train_judge
-from sfumato.methods.settling import follow, settled
+from sfumato.methods.parts.label_filter import (
+    FilteredGenerator,
+    label_filter_query,
+    rejection_sample,
+    train_label_filter,
+)
 from sfumato.networks.autoencoders import Autoencoder
 from sfumato.networks.flows import RealNVP
-from sfumato.networks.wavelets import Judge
-from sfumato.privacy import Block, Counts, Curator, NoisySums
+from sfumato.networks.wavelets import LabelFilter
+from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
 from sfumato.privacy.gradients import PerClass
 from sfumato.privacy.randomness import Draws
+from sfumato.training.ema import ema_update
+from sfumato.training.flat_parameters import FlatParameters
+from sfumato.training.schedules import cosine_decay
 
 _COUNTS = "label counts"
 _TRAIN = "training"
@@ -53,7 +59,7 @@ class LatentFlow(nn.Module):
 class DPLFlow(Method):
     """A latent flow for each class (Jiang and Sun, TMLR 2023).
 
-    Guarantee: noisy class counts, ``judge_steps`` noisy sums for a judge, then ``steps`` noisy sums over Poisson
+    Guarantee: noisy class counts, ``filter_steps`` noisy sums for a judge, then ``steps`` noisy sums over Poisson
     batches; a unit's gradient is clipped in two groups, autoencoder and flow, which share one event. Adding or
     removing one unit. The models of all classes are one model, and a unit moves the slice of its own class.
     Differs from the paper: both clips are paid for, batches come from coins, class sizes are noisy; the average of
@@ -89,10 +95,10 @@ class DPLFlow(Method):
     final_learning_rate: float = 0.3
     averaging: float = 0.9
     count_noise: float = 100.0
-    judge_steps: int = 100
-    judge_noise: float = 6.0
-    judge_learning_rate: float = 30.0
-    redraws: int = 3
+    filter_steps: int = 100
+    filter_noise: float = 6.0
+    filter_learning_rate: float = 30.0
+    max_rejections: int = 3
     claimed_epsilon: float = 10.0
     temperature: float = 1.15
     sharpness: float = 0.0
@@ -113,7 +119,7 @@ class DPLFlow(Method):
         rate, steps = (0.9, 3) if variant == "published" else (0.6, 2)
         return cls(
             variant=variant, rate=rate, steps=steps, code=4, width=2, couplings=1, hidden=4, averaging=0.5,
-            count_noise=5.0, judge_steps=2, claimed_epsilon=1.0,
+            count_noise=5.0, filter_steps=2, claimed_epsilon=1.0,
         )  # fmt: skip
 
     @classmethod
@@ -126,20 +132,24 @@ class DPLFlow(Method):
             temperature=1.0,
         )  # fmt: skip
 
-    def spending(self) -> tuple[NoisySums, ...]:
+    def queries(self) -> tuple[SubsampledGaussian, ...]:
         gradient = Block("gradient")
         if self.variant == "published":
             # Noise of σ·C on each of two groups of clip C: the joint sum moves by √2·C, so σ/√2 is what was paid.
             gradient = Block("gradient", _CLAIMS[self.claimed_epsilon] / math.sqrt(_GROUPS), fixed=True)
-        counts = NoisySums(_COUNTS, (Block(_COUNTS, self.count_noise, fixed=True),))
-        train = NoisySums(_TRAIN, (gradient,), rate=self.rate, steps=self.steps)
-        if not self._judged:
+        counts = SubsampledGaussian(_COUNTS, (Block(_COUNTS, self.count_noise, fixed=True),))
+        train = SubsampledGaussian(_TRAIN, (gradient,), sampling_rate=self.rate, steps=self.steps)
+        if not self._filtered:
             return counts, train
-        return counts, judge_event(rate=self.rate, steps=self.judge_steps, noise_multiplier=self.judge_noise), train
+        return (
+            counts,
+            label_filter_query(sampling_rate=self.rate, steps=self.filter_steps, noise_multiplier=self.filter_noise),
+            train,
+        )
 
     @property
-    def _judged(self) -> bool:
-        return self.judge_steps > 0 and self.variant != "published"
+    def _filtered(self) -> bool:
+        return self.filter_steps > 0 and self.variant != "published"
 
     def claim(self) -> dict[str, Any] | None:
         if self.variant != "published" or (self.rate, self.steps) != (0.1, 300):
@@ -148,7 +158,7 @@ class DPLFlow(Method):
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
         models = self._models(shape, classes)
-        return Judged(models, Judge(shape, classes)) if self._judged else models
+        return FilteredGenerator(models, LabelFilter(shape, classes)) if self._filtered else models
 
     def _models(self, shape: Shape, classes: int) -> PerClass | LatentFlow:
         def latent_flow(labels: int) -> LatentFlow:
@@ -164,27 +174,29 @@ class DPLFlow(Method):
         classes = len(curator.classes)
         counts = curator.noisy_histogram(_COUNTS)
         released = self.build(curator.shape, classes).to(curator.device).requires_grad_(False)
-        if isinstance(released, Judged):
+        if isinstance(released, FilteredGenerator):
             released.judge.requires_grad_(True)
             batch = self.rate * counts.total
-            train_judge(curator, released.judge, batch=batch, learning_rate=self.judge_learning_rate)
+            train_label_filter(curator, released.judge, batch=batch, learning_rate=self.filter_learning_rate)
         model = self._models(curator.shape, classes).to(curator.device)
         clip = {"autoencoder": self.clip_autoencoder, "flow": self.clip_flow}
-        weights = FlatWeights(model, clip)
+        weights = FlatParameters(model, clip)
         average = deepcopy(weights)
         rates = {"autoencoder": self.learning_rate_autoencoder, "flow": self.learning_rate_flow}
         groups = [{"params": [weights.groups[group]], "lr": rate} for group, rate in rates.items()]
         optimizer = torch.optim.Adam(groups, fused=True)
         for step in curator.steps(_TRAIN, keep={"model": weights, "optimizer": optimizer, "average": average}):
-            share = settled(step.index / self.steps, final=self.final_learning_rate)
+            share = cosine_decay(step.index / self.steps, final=self.final_learning_rate)
             for group, rate in zip(optimizer.param_groups, rates.values(), strict=True):
                 group["lr"] = share * rate
             gradient = step.noisy_gradient("gradient", model, self.loss, clip=clip, draws=self.draws)
             # Adam does not care how large a gradient is: the sum does as well as the mean over a class.
             weights.apply_gradient(gradient, optimizer)
-            follow(average, weights, index=step.index, memory=self.averaging)
+            ema_update(average, weights, index=step.index, decay=self.averaging)
         weights.become(average)
-        (released.generator if isinstance(released, Judged) else released).load_state_dict(model.state_dict())
+        (released.generator if isinstance(released, FilteredGenerator) else released).load_state_dict(
+            model.state_dict()
+        )
         return released, counts
 
     def loss(self, model: LatentFlow, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
@@ -197,12 +209,12 @@ class DPLFlow(Method):
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         def draw(labels: Tensor) -> Tensor:
-            images = self._draw(model.generator if isinstance(model, Judged) else model, labels)
+            images = self._draw(model.generator if isinstance(model, FilteredGenerator) else model, labels)
             return sharpened(images, self.sharpness) if self.sharpness else images
 
-        if not isinstance(model, Judged):
+        if not isinstance(model, FilteredGenerator):
             return draw(labels)
-        return redrawn(draw, model.judge, labels, redraws=self.redraws)
+        return rejection_sample(draw, model.judge, labels, max_rejections=self.max_rejections)
 
     def _draw(self, model: nn.Module, labels: Tensor) -> Tensor:
         if not isinstance(model, PerClass):
@@ -215,7 +227,7 @@ class DPLFlow(Method):
 
     def density(self, model: nn.Module, images: Tensor) -> Tensor:
         """The exact log-density of each image's code under each class, ``[images, classes]``."""
-        if isinstance(model, Judged):
+        if isinstance(model, FilteredGenerator):
             return self.density(model.generator, images)
         if isinstance(model, PerClass):
             return torch.stack([_latent_flow(inner).log_density(images) for inner in model.models], dim=1)

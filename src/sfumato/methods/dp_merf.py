@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sfumato.methods.base import Method, Shape
 from sfumato.networks.generators import ConvGenerator
-from sfumato.privacy import Block, Counts, Curator, NoisySums
+from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
 
 _EMBEDDING = "mean embedding"
 _COUNTS = "label counts"
@@ -45,10 +45,10 @@ class DPMERF(Method):
     def small(cls, variant: str = "certified") -> Self:
         return cls(variant=variant, features=64, width=2, iterations=5, batch=20, count_noise=5.0)
 
-    def spending(self) -> tuple[NoisySums, ...]:
+    def queries(self) -> tuple[SubsampledGaussian, ...]:
         return (
-            NoisySums(_COUNTS, (Block(_COUNTS, self.count_noise, fixed=True),)),
-            NoisySums(_EMBEDDING, (Block(_EMBEDDING),)),
+            SubsampledGaussian(_COUNTS, (Block(_COUNTS, self.count_noise, fixed=True),)),
+            SubsampledGaussian(_EMBEDDING, (Block(_EMBEDDING),)),
         )
 
     def build(self, shape: Shape, classes: int) -> ConvGenerator:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sfumato.methods.base import Method, Shape
 from sfumato.networks.flows import RealNVP
-from sfumato.privacy import Block, Counts, Curator, NoisySums
+from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
 from sfumato.privacy.randomness import Draws
 
 _TRAIN = "training"
@@ -65,8 +65,8 @@ class DPRealNVP(Method):
     def small(cls, variant: str = "certified") -> Self:
         return cls(variant=variant, rate=0.6, steps=2, couplings=2, hidden=4, clip=0.01)
 
-    def spending(self) -> tuple[NoisySums, ...]:
-        return (NoisySums(_TRAIN, (Block(_GRADIENT),), rate=self.rate, steps=self.steps),)
+    def queries(self) -> tuple[SubsampledGaussian, ...]:
+        return (SubsampledGaussian(_TRAIN, (Block(_GRADIENT),), sampling_rate=self.rate, steps=self.steps),)
 
     def build(self, shape: Shape, classes: int) -> PixelFlow:
         return PixelFlow(shape, couplings=self.couplings, hidden=self.hidden, labels=classes)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sfumato.methods.base import Method, Shape
 from sfumato.networks.autoencoders import Autoencoder
-from sfumato.privacy import Block, Counts, Curator, NoisySums
+from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
 from sfumato.privacy.randomness import Draws
 
 _TRAIN = "training"
@@ -72,8 +72,8 @@ class DPVAE(Method):
     def small(cls, variant: str = "certified") -> Self:
         return cls(variant=variant, rate=0.6, steps=2, code=3, width=2, clip=0.01, averaging=0.5)
 
-    def spending(self) -> tuple[NoisySums, ...]:
-        return (NoisySums(_TRAIN, (Block(_GRADIENT),), rate=self.rate, steps=self.steps),)
+    def queries(self) -> tuple[SubsampledGaussian, ...]:
+        return (SubsampledGaussian(_TRAIN, (Block(_GRADIENT),), sampling_rate=self.rate, steps=self.steps),)
 
     def build(self, shape: Shape, classes: int) -> ConditionalVAE:
         return ConditionalVAE(shape, code=self.code, width=self.width, labels=classes)

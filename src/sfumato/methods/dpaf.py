@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sfumato.methods.aggregate import Aggregate, distance
 from sfumato.methods.base import Method, Shape
-from sfumato.methods.dpaf_published import as_published
-from sfumato.methods.public_start import start_from_public
-from sfumato.methods.rescue import Rescue
+from sfumato.methods.parts.feature_aggregate import Aggregate, distance
+from sfumato.methods.parts.public_pretraining import start_from_public
+from sfumato.methods.published.dpaf import as_published
 from sfumato.networks.dcgan import ACTIVATIONS, Back, Front, Generator, split_of
-from sfumato.privacy import Block, Counts, Curator, Draws, NoisyGradient, NoisySums, Step
+from sfumato.privacy import Block, Counts, Curator, Draws, NoisyGradient, Step, SubsampledGaussian
 from sfumato.privacy.gradients import Batch, Clip, Compressed, clipped_sum
+from sfumato.training.divergence_guard import DivergenceGuard
 
 _CLASSIFIER = "classifier"
 _TRAIN = "training"
@@ -133,18 +133,23 @@ class DPAF(Method):
             compression=0.9, matching=0.0, adversarial=1.0, asymmetry=8, decay=0.9, iterations=0,
         )  # fmt: skip
 
-    def spending(self) -> tuple[NoisySums, ...]:
+    def queries(self) -> tuple[SubsampledGaussian, ...]:
         if self.variant == "published":
             return ()
         share = self.gradient_share
         blocks = [Block(_AGGREGATE, 1.0 / math.sqrt(1.0 - share))]
         if share:
             blocks.append(Block(_GRADIENT, 1.0 / math.sqrt(share)))
-        train = NoisySums(_TRAIN, tuple(blocks), rate=self.rate, steps=self.steps)
+        train = SubsampledGaussian(_TRAIN, tuple(blocks), sampling_rate=self.rate, steps=self.steps)
         if self.conv1 != "pretrained":
             return (train,)
         gradient = Block(_GRADIENT, self.classifier_noise)
-        return (NoisySums(_CLASSIFIER, (gradient,), rate=self.classifier_rate, steps=self.classifier_steps), train)
+        return (
+            SubsampledGaussian(
+                _CLASSIFIER, (gradient,), sampling_rate=self.classifier_rate, steps=self.classifier_steps
+            ),
+            train,
+        )
 
     def claim(self) -> dict[str, Any] | None:
         if self.variant != "published":
@@ -219,7 +224,9 @@ class DPAF(Method):
                 game.improve((step.index + 1) // self.critic - 1)
         game.target = aggregate.means
         # The answers stay; learning from them can go on for as long as one likes.
-        rescue = None if self.adversarial else Rescue(generator, game.generator_optimizer)  # a game's loss may rise
+        rescue = (
+            None if self.adversarial else DivergenceGuard(generator, game.generator_optimizer)
+        )  # a game's loss may rise
         for number in curator.track(range(self.iterations), "generator", self.iterations):
             game.improve(self.steps // self.critic + number, rescue)
         return aggregate.counts
@@ -336,7 +343,7 @@ class _Game:
             (self.waiting / method.clip).apply(self.front_optimizer)
             self.waiting = None
 
-    def improve(self, number: int, rescue: Rescue | None = None) -> None:
+    def improve(self, number: int, rescue: DivergenceGuard | None = None) -> None:
         """The generator's step: each fake by itself before the judge, and their means against the aggregate."""
         method = self.method
         done = number / max(1, method.steps // method.critic + method.iterations)

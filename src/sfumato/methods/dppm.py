@@ -13,14 +13,20 @@ from torch import Tensor, nn
 from torch.func import jvp
 
 from sfumato.methods.base import Method, Shape
-from sfumato.methods.hamiltonian import Kinetic, hamiltonian, heun, noise_levels
-from sfumato.methods.judge import Judged, judge_event, redrawn, train_judge
-from sfumato.methods.settling import follow, settled
+from sfumato.methods.parts.label_filter import (
+    FilteredGenerator,
+    label_filter_query,
+    rejection_sample,
+    train_label_filter,
+)
 from sfumato.networks.gaussians import ClassGaussians, column
 from sfumato.networks.refinenet import RefineNet
+from sfumato.networks.samplers import Kinetic, hamiltonian, heun, noise_levels
 from sfumato.networks.score import ScoreNetwork
-from sfumato.networks.wavelets import Judge
-from sfumato.privacy import Block, Counts, Curator, Draws, NoisySums
+from sfumato.networks.wavelets import LabelFilter
+from sfumato.privacy import Block, Counts, Curator, Draws, SubsampledGaussian
+from sfumato.training.ema import ema_update
+from sfumato.training.schedules import cosine_decay
 
 _MEANS = "class means"
 _SHAPES = "class covariances"
@@ -66,8 +72,8 @@ class DPPM(Method):
     mean_size: float = 0.5
     covariance_noise: float = 3.0
     frequencies: int = 14
-    judge_steps: int = 100
-    judge_learning_rate: float = 30.0
+    filter_steps: int = 100
+    filter_learning_rate: float = 30.0
     level_mean: float = -0.7
     level_deviation: float = 1.2
     spread: float = 0.5
@@ -87,7 +93,7 @@ class DPPM(Method):
     step_size: float = 0.5
     kinetic: str = "gaussian"
     metropolis: bool = True
-    redraws: int = 3
+    max_rejections: int = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,31 +125,31 @@ class DPPM(Method):
             clip=0.01,
             mean_size=0.1,
             frequencies=3,
-            judge_steps=2,
+            filter_steps=2,
             neighbours=3,
             iterations=2,
             batch=8,
             levels=2,
             leapfrog=1,
-            redraws=1,
+            max_rejections=1,
         )
 
-    def spending(self) -> tuple[NoisySums, ...]:
+    def queries(self) -> tuple[SubsampledGaussian, ...]:
         if self.variant == "published":
             return ()
-        events = [NoisySums(_MEANS, (Block(_MEANS, self.mean_noise),))]
+        events = [SubsampledGaussian(_MEANS, (Block(_MEANS, self.mean_noise),))]
         if self.covariance_noise > 0:
-            events.append(NoisySums(_SHAPES, (Block(_SHAPES, self.covariance_noise),)))
-        if self.judge_steps:
-            events.append(judge_event(rate=self.rate, steps=self.judge_steps))
-        return (*events, NoisySums(_TRAIN, (Block(_GRADIENT),), rate=self.rate, steps=self.steps))
+            events.append(SubsampledGaussian(_SHAPES, (Block(_SHAPES, self.covariance_noise),)))
+        if self.filter_steps:
+            events.append(label_filter_query(sampling_rate=self.rate, steps=self.filter_steps))
+        return (*events, SubsampledGaussian(_TRAIN, (Block(_GRADIENT),), sampling_rate=self.rate, steps=self.steps))
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
         if self.variant == "published":
             return RefineNet(shape, classes, width=self.width)
         sizes = {"width": self.width, "coarsest": self.coarsest, "patch": self.patch, "frequencies": self.frequencies}
         score = ScoreNetwork(shape, classes, spread=self.spread, **sizes)
-        return Judged(score, Judge(shape, classes)) if self.judge_steps else score
+        return FilteredGenerator(score, LabelFilter(shape, classes)) if self.filter_steps else score
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
         released = self.build(curator.shape, len(curator.classes)).to(curator.device)
@@ -151,9 +157,9 @@ class DPPM(Method):
             return self._as_published(curator, released), None
         score = _score(released)
         counts = self._start(curator, score.gaussians)
-        if isinstance(released, Judged):
+        if isinstance(released, FilteredGenerator):
             batch = self.rate * counts.total
-            train_judge(curator, released.judge, batch=batch, learning_rate=self.judge_learning_rate)
+            train_label_filter(curator, released.judge, batch=batch, learning_rate=self.filter_learning_rate)
         self._train(curator, score)
         return released, counts
 
@@ -200,11 +206,11 @@ class DPPM(Method):
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         keep = {"model": model, "average": average, "optimizer": optimizer}
         for step in curator.steps(_TRAIN, keep=keep):
-            optimizer.param_groups[0]["lr"] = self.learning_rate * settled(step.index / self.steps, final=0.1)
+            optimizer.param_groups[0]["lr"] = self.learning_rate * cosine_decay(step.index / self.steps, final=0.1)
             gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip=self.clip, draws=self.draws)
             # Adam does not see the scale; the clip is public and makes it one.
             (gradient / self.clip).apply(optimizer)
-            follow(average, model, index=step.index, memory=self.average)
+            ema_update(average, model, index=step.index, decay=self.average)
         model.load_state_dict(average.state_dict())
 
     # The loss of one row: its image at a noise level of its own
@@ -273,9 +279,11 @@ class DPPM(Method):
         if isinstance(model, RefineNet):
             return self._draw(model, labels)
         score = _score(model)
-        if not isinstance(model, Judged):
+        if not isinstance(model, FilteredGenerator):
             return self._draw(score, labels)
-        return redrawn(lambda some: self._draw(score, some), model.judge, labels, redraws=self.redraws)
+        return rejection_sample(
+            lambda some: self._draw(score, some), model.judge, labels, max_rejections=self.max_rejections
+        )
 
     def _draw(self, network: ScoreNetwork | RefineNet, labels: Tensor) -> Tensor:
 
@@ -301,7 +309,7 @@ class DPPM(Method):
 
 
 def _score(model: nn.Module) -> ScoreNetwork:
-    network = model.generator if isinstance(model, Judged) else model
+    network = model.generator if isinstance(model, FilteredGenerator) else model
     if not isinstance(network, ScoreNetwork):
         raise TypeError(f"a score network is needed, not {type(network).__name__}")
     return network

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.methods.base import Method, Shape
-from sfumato.methods.critics import Critics
-from sfumato.methods.settling import follow, settled
+from sfumato.methods.parts.sharded_critics import Critics
 from sfumato.networks.critic import Critic
 from sfumato.networks.dcgan import Generator
-from sfumato.privacy import Block, Counts, Curator, NoisySums
+from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
 from sfumato.privacy.randomness import Draws
+from sfumato.training.ema import ema_update
+from sfumato.training.schedules import cosine_decay
 
 _COUNTS = "label counts"
 _TRAIN = "training"
@@ -92,12 +93,14 @@ class GSWGAN(Method):
         """Of a shard's whole vector."""
         return self.clip * math.sqrt(self.fakes)
 
-    def spending(self) -> tuple[NoisySums, ...]:
+    def queries(self) -> tuple[SubsampledGaussian, ...]:
         slope = Block(_SLOPE)
         if self.variant == "published":
             slope = Block(_SLOPE, _PUBLISHED_NOISE * self.clip / self.bound, fixed=True)
-        counts = NoisySums(_COUNTS, (Block(_COUNTS, self.count_noise, fixed=True),))
-        return counts, NoisySums(_TRAIN, (slope,), rate=self.rate, steps=self.steps, shards=self.shards)
+        counts = SubsampledGaussian(_COUNTS, (Block(_COUNTS, self.count_noise, fixed=True),))
+        return counts, SubsampledGaussian(
+            _TRAIN, (slope,), sampling_rate=self.rate, steps=self.steps, shards=self.shards
+        )
 
     def claim(self) -> dict[str, Any] | None:
         if self.variant != "published" or any(getattr(self, key) != value for key, value in _PUBLISHED.items()):
@@ -126,7 +129,7 @@ class GSWGAN(Method):
             return memory[:, len(critics) :]
 
         for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer, "average": average}):
-            optimizer.param_groups[0]["lr"] = self.learning_rate * settled(
+            optimizer.param_groups[0]["lr"] = self.learning_rate * cosine_decay(
                 step.index / self.steps, final=self.final_learning_rate
             )
             wanted = torch.multinomial(odds, self.fakes, replacement=True)
@@ -138,7 +141,7 @@ class GSWGAN(Method):
             optimizer.zero_grad(set_to_none=True)
             fakes.backward(-slope / (self.bound * self.rate * self.shards))
             optimizer.step()
-            follow(average, model, index=step.index, memory=self.averaging)
+            ema_update(average, model, index=step.index, decay=self.averaging)
         for kept, last in zip(average.buffers(), model.buffers(), strict=True):
             kept.copy_(last)
         return average, counts

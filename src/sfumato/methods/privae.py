@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.methods.base import Method, Shape
-from sfumato.methods.divergences import CauchyMMD, Divergence, ForwardKL, slope
+from sfumato.methods.parts.divergences import CauchyMMD, Divergence, ForwardKL, slope
 from sfumato.networks.dense import Posterior, VariationalAutoencoder
 from sfumato.networks.priors import Corners, Prior, SparseMixture, StandardNormal, log_normal
-from sfumato.privacy import Block, Counts, Curator, NoisyGradient, NoisySums, Step
+from sfumato.privacy import Block, Counts, Curator, NoisyGradient, Step, SubsampledGaussian
 from sfumato.privacy.gradients import Loss
-from sfumato.privacy.gradients.terms import Coupled
+from sfumato.privacy.gradients.group_terms import Coupled
 from sfumato.privacy.randomness import Draws
 
 _COUNTS = "label counts"
@@ -117,7 +117,7 @@ class PRIVAE(Method):
             prior="sparse", divergence="mmd", alpha=100.0, beta=1.0, draws=1, code=50, claimed_epsilon=claimed_epsilon,
         )  # fmt: skip
 
-    def spending(self) -> tuple[NoisySums, ...]:
+    def queries(self) -> tuple[SubsampledGaussian, ...]:
         blocks: tuple[Block, ...] = (Block("gradient"),)
         if self.variant == "linearised" and self.alpha:
             blocks = (Block("embedding", self.embedding_noise), *blocks)
@@ -127,8 +127,8 @@ class PRIVAE(Method):
             groups = (Block("groups", noise / 2, fixed=True),) if self.alpha else ()
             blocks = (Block("gradient", noise, fixed=True), *groups)
         return (
-            NoisySums(_COUNTS, (Block(_COUNTS, self.count_noise, fixed=True),)),
-            NoisySums(_TRAIN, blocks, rate=self.rate, steps=self.steps),
+            SubsampledGaussian(_COUNTS, (Block(_COUNTS, self.count_noise, fixed=True),)),
+            SubsampledGaussian(_TRAIN, blocks, sampling_rate=self.rate, steps=self.steps),
         )
 
     def claim(self) -> dict[str, Any] | None:

@@ -69,7 +69,7 @@ def _filters() -> Tensor:
     return torch.stack(found)[:, None]
 
 
-class Judge(nn.Module):
+class LabelFilter(nn.Module):
     """Which class an image in 0..1 shows: one linear layer on wavelets, and a start without opinion."""
 
     def __init__(self, shape: Shape, classes: int) -> None:

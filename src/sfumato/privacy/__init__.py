@@ -2,13 +2,13 @@
 
 from sfumato.privacy.budget import AnyBudget, Budget, BudgetExceeded, NoGuarantee
 from sfumato.privacy.curator import Counts, Curator, Progress, Step
-from sfumato.privacy.events import Block, Event, NoisySums, RawAccess
-from sfumato.privacy.gradients.noisy import NoisyGradient
-from sfumato.privacy.gradients.state import PrivateState
+from sfumato.privacy.events import Block, Event, RawAccess, SubsampledGaussian
+from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
 from sfumato.privacy.ledger import Ledger, LedgerBusy, LedgerDamaged
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Draws, Randomness
 from sfumato.privacy.records import PrivateRecords
+from sfumato.privacy.state import PrivateState
 
 __all__ = [
     "AnyBudget",
@@ -24,7 +24,6 @@ __all__ = [
     "LedgerDamaged",
     "NoGuarantee",
     "NoisyGradient",
-    "NoisySums",
     "Plan",
     "PrivateRecords",
     "PrivateState",
@@ -32,4 +31,5 @@ __all__ = [
     "Randomness",
     "RawAccess",
     "Step",
+    "SubsampledGaussian",
 ]

@@ -22,7 +22,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from sfumato.privacy.budget import Budget, BudgetExceeded
-from sfumato.privacy.events import Event, NoisySums, RawAccess, merged
+from sfumato.privacy.events import Event, RawAccess, SubsampledGaussian, merged
 
 ACCOUNTANT = f"min(PLD, RDP), under replacement PLD, of dp-accounting {importlib.metadata.version('dp-accounting')}"
 
@@ -41,7 +41,7 @@ def relation(events: Iterable[Event]) -> str:
 
 
 def _replaced(events: Iterable[Event]) -> bool:
-    return any(isinstance(event, NoisySums) and event.shards is not None for event in events)
+    return any(isinstance(event, SubsampledGaussian) and event.shards is not None for event in events)
 
 
 def _mechanisms(events: Iterable[Event]) -> _Mechanisms | None:
@@ -52,7 +52,7 @@ def _mechanisms(events: Iterable[Event]) -> _Mechanisms | None:
     for event in events:
         if isinstance(event, RawAccess):
             return None
-        key = (event.rate, event.noise_multiplier)
+        key = (event.sampling_rate, event.noise_multiplier)
         total[key] = total.get(key, 0) + event.steps
     return tuple((rate, noise, steps, kind) for (rate, noise), steps in sorted(total.items()))
 
@@ -129,7 +129,7 @@ def trade_off(events: Iterable[Event]) -> tuple[tuple[float, float], ...]:
     return ((0.0, 1.0),) if mechanisms is None else _trade_off(mechanisms)
 
 
-def calibrate(events: Sequence[NoisySums], budget: Budget) -> tuple[NoisySums, ...]:
+def calibrate(events: Sequence[SubsampledGaussian], budget: Budget) -> tuple[SubsampledGaussian, ...]:
     """The events with just so much noise that together they cost at most the budget, and at least 99 % of it.
 
     One factor scales every noise that is not fixed, so that the blocks keep the proportions the method gave them.

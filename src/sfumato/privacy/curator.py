@@ -16,20 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.privacy.accounting import rough_epsilon
-from sfumato.privacy.answers import Part, Question, Tape, noisy
 from sfumato.privacy.budget import Budget
-from sfumato.privacy.events import NoisySums, RawAccess
+from sfumato.privacy.clipping import clipped_feature_sum
+from sfumato.privacy.events import RawAccess, SubsampledGaussian
 from sfumato.privacy.gradients import Batch, Clip, Loss, check, check_rows, check_shards, clipped_sum, groups_of
-from sfumato.privacy.gradients.noisy import NoisyGradient
-from sfumato.privacy.gradients.rows import clipped_feature_sum
+from sfumato.privacy.gradients.group_terms import Grouped, GroupLoss, Terms
+from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
 from sfumato.privacy.gradients.shards import Partition, on_shards
-from sfumato.privacy.gradients.state import PrivateState
-from sfumato.privacy.gradients.terms import Grouped, GroupLoss, Terms
 from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.mechanism import Part, Query, Tape, noisy
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
 from sfumato.privacy.sampling import Units
+from sfumato.privacy.state import PrivateState
 
 Features = Callable[..., Tensor]
 """``features(images, labels, random) -> [rows, ...]``: one vector per row, a function of that row alone."""
@@ -124,7 +124,7 @@ class Curator:
         left = (event.times(event.steps - paid) for event, paid in self._paid() if paid < event.steps)
         ledger.reserve(tuple(left))
 
-    def _paid(self) -> Iterator[tuple[NoisySums, int]]:
+    def _paid(self) -> Iterator[tuple[SubsampledGaussian, int]]:
         for event in self.plan.events:
             yield event, min(event.steps, self._ledger.charged_steps(self._run, event.name))
 
@@ -160,7 +160,7 @@ class Curator:
         if stored is not None:
             return stored.to(self.device, torch.get_default_dtype())
         event = self.plan.event(name)
-        if event.rate != 1 or event.steps != 1 or len(event.blocks) != 1:
+        if event.sampling_rate != 1 or event.steps != 1 or len(event.blocks) != 1:
             raise ValueError(f"{name!r} is planned as steps; ask inside them")
         for step in self.steps(name):
             answer = step.noisy_sum(event.blocks[0].name, features, bound=bound, by_class=by_class)
@@ -218,7 +218,7 @@ class Curator:
             raise PermissionError("claimed_sum is for sums made from raw records; open them first")
         step = self._next[name] = self._next.get(name, -1) + 1
         part = Part("total", total.detach().flatten(), claimed_sensitivity, noise_multiplier * claimed_sensitivity)
-        question = Question(name, step, name, (part,), {"shape": tuple(total.shape)}, claimed=True)
+        question = Query(name, step, name, (part,), {"shape": tuple(total.shape)}, claimed=True)
         return self._exchange(question).view(total.shape).to(total.dtype)
 
     # For everyone
@@ -235,11 +235,11 @@ class Curator:
         del self._records, self._units
         self._states.clear()
 
-    def _charge(self, event: NoisySums) -> None:
+    def _charge(self, event: SubsampledGaussian) -> None:
         self._ledger.charge(self._run, event.times(1))
         self._charges += 1
 
-    def _exchange(self, question: Question) -> Tensor:
+    def _exchange(self, question: Query) -> Tensor:
         """The noise, and what a tape makes of it."""
         answer = noisy(question, self._randomness)
         if self._tape is not None:
@@ -250,17 +250,17 @@ class Curator:
 class Step:
     """One toss of all coins, and the questions of one event about the batch that came up."""
 
-    def __init__(self, curator: Curator, event: NoisySums, index: int) -> None:
+    def __init__(self, curator: Curator, event: SubsampledGaussian, index: int) -> None:
         self.index = index
         self._curator = curator
         self._event = event
         self._answered: set[str] = set()
         self._over = False
         if event.shards is None:
-            coins = (curator._randomness, event.rate, event.name, index)
+            coins = (curator._randomness, event.sampling_rate, event.name, index)
             self._batch = curator._units.sample(*coins, device=str(curator.device))
         else:
-            self._batch = curator._randomness.coins(event.shards, event.rate, event.name, index).numpy()
+            self._batch = curator._randomness.coins(event.shards, event.sampling_rate, event.name, index).numpy()
 
     def noisy_gradient(
         self,
@@ -379,8 +379,10 @@ class Step:
     def _noise_multiplier(self, block: str) -> float:
         for planned in self._event.blocks:
             if planned.name == block:
-                if planned.moves != 1:
-                    raise ValueError(f"block {block!r} is planned to move by {planned.moves:g}; this one moves by 1")
+                if planned.sensitivity != 1:
+                    raise ValueError(
+                        f"block {block!r} is planned to move by {planned.sensitivity:g}; this one moves by 1"
+                    )
                 return planned.noise_multiplier
         raise LookupError(
             f"block {block!r} is not planned for {self._event.name!r}, which has {[b.name for b in self._event.blocks]}"
@@ -394,7 +396,7 @@ class Step:
         if not self._answered:
             self._curator._charge(self._event)
         self._answered.add(block)
-        return self._curator._exchange(Question(self._event.name, self.index, block, parts, public))
+        return self._curator._exchange(Query(self._event.name, self.index, block, parts, public))
 
     def _probe(self, what: str, draws: int, state: PrivateState | None, ask: Callable[[Batch], None]) -> None:
         """Once for each block: does what the method gave us keep its contract? Asked on random images, so that nothing

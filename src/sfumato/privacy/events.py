@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,40 +12,52 @@ from typing import Any
 class Block:
     """One noisy sum inside a step.
 
-    ``noise_multiplier`` is the noise's standard deviation ÷ the clip norm, on the sum. ``moves`` is how many clip
-    norms one unit can move the sum: 1 for a unit's own vector, 2 where a unit can turn a group's vector around.
+    ``noise_multiplier`` is the noise's standard deviation ÷ the clip norm, on the sum. ``sensitivity`` is
+    how far one unit can move the sum, in clip norms: 1 for a unit's own vector, 2 where a unit can reverse a group's.
     ``fixed`` noise is chosen by the method; calibration scales the rest.
     """
 
     name: str
     noise_multiplier: float = 1.0
-    moves: float = 1.0
+    sensitivity: float = 1.0
     fixed: bool = False
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
             raise ValueError(f"block {self.name!r}: the noise multiplier must be positive, not {self.noise_multiplier}")
-        if not (math.isfinite(self.moves) and self.moves > 0):
-            raise ValueError(f"block {self.name!r}: moves must be positive, not {self.moves}")
+        if not (math.isfinite(self.sensitivity) and self.sensitivity > 0):
+            raise ValueError(f"block {self.name!r}: the sensitivity must be positive, not {self.sensitivity}")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "noise_multiplier": self.noise_multiplier,
+            "moves": self.sensitivity,
+            "fixed": self.fixed,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Block:
+        return cls(data["name"], data["noise_multiplier"], data["moves"], data["fixed"])
 
 
 @dataclass(frozen=True)
-class NoisySums:
-    """``steps`` times: toss each unit's coin at ``rate``, then answer every block by a clipped sum plus Gaussian noise.
+class SubsampledGaussian:
+    """``steps`` rounds of Poisson sampling at ``sampling_rate``, each answering every block with a noisy clipped sum.
 
-    A rate of 1 is a plain question to everyone. With ``shards``, coins and vectors belong to that many shards of units:
-    one unit can turn its shard's vector around, so that everything it is composed with counts under replacement.
+    A sampling rate of 1 queries every unit. With ``shards``, sampling and clipping apply to that many shards of units:
+    one unit can reverse its shard's vector, so that the whole composition is accounted for under replace-one.
     """
 
     name: str
     blocks: tuple[Block, ...]
-    rate: float = 1.0
+    sampling_rate: float = 1.0
     steps: int = 1
     shards: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise ValueError(f"{self.name!r}: the rate must lie in (0, 1], not {self.rate}")
+        if not 0 < self.sampling_rate <= 1:
+            raise ValueError(f"{self.name!r}: the sampling rate must lie in (0, 1], not {self.sampling_rate}")
         if self.steps < 1 or self.steps != int(self.steps):
             raise ValueError(f"{self.name!r}: the number of steps must be a whole number from 1 on, not {self.steps}")
         if self.shards is not None and self.shards < 1:
@@ -55,19 +67,28 @@ class NoisySums:
 
     @property
     def noise_multiplier(self) -> float:
-        """σ_eff: blocks that share a batch act like one Gaussian with 1/σ_eff² = Σ (moves/σ_j)²."""
-        return sum((block.moves / block.noise_multiplier) ** 2 for block in self.blocks) ** -0.5
+        """σ_eff: blocks that share a batch act like one Gaussian with 1/σ_eff² = Σ (sensitivity/σ_j)²."""
+        return sum((block.sensitivity / block.noise_multiplier) ** 2 for block in self.blocks) ** -0.5
 
-    def scaled(self, factor: float) -> NoisySums:
+    def scaled(self, factor: float) -> SubsampledGaussian:
         """The same with every noise that is not fixed multiplied by ``factor``."""
         blocks = (b if b.fixed else replace(b, noise_multiplier=b.noise_multiplier * factor) for b in self.blocks)
         return replace(self, blocks=tuple(blocks))
 
-    def times(self, steps: int) -> NoisySums:
+    def times(self, steps: int) -> SubsampledGaussian:
         return replace(self, steps=steps)
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "noisy sums", **asdict(self), "noise_multiplier": self.noise_multiplier}
+        # The keys of the first edition, so that its ledgers and cards stay readable.
+        return {
+            "kind": "noisy sums",
+            "name": self.name,
+            "blocks": [block.to_json() for block in self.blocks],
+            "rate": self.sampling_rate,
+            "steps": self.steps,
+            "shards": self.shards,
+            "noise_multiplier": self.noise_multiplier,
+        }
 
 
 @dataclass(frozen=True)
@@ -81,15 +102,15 @@ class RawAccess:
         return {"kind": "raw access", **asdict(self)}
 
 
-Event = NoisySums | RawAccess
+Event = SubsampledGaussian | RawAccess
 
 
 def event_from_json(data: dict[str, Any]) -> Event:
     """The event that ``to_json`` wrote; an unknown kind is refused, since nobody could account for it."""
     match data.get("kind"):
         case "noisy sums":
-            blocks = tuple(Block(**block) for block in data["blocks"])
-            return NoisySums(data["name"], blocks, data["rate"], data["steps"], data.get("shards"))
+            blocks = tuple(Block.from_json(block) for block in data["blocks"])
+            return SubsampledGaussian(data["name"], blocks, data["rate"], data["steps"], data.get("shards"))
         case "raw access":
             return RawAccess(data["name"], data["reason"])
         case kind:
@@ -100,6 +121,6 @@ def merged(events: Iterable[Event]) -> tuple[Event, ...]:
     """Equal mechanisms added up into one event with more steps, in order of first appearance."""
     total: dict[Event, int] = {}
     for event in events:
-        key = event.times(1) if isinstance(event, NoisySums) else event
-        total[key] = total.get(key, 0) + (event.steps if isinstance(event, NoisySums) else 1)
-    return tuple(e.times(n) if isinstance(e, NoisySums) else e for e, n in total.items())
+        key = event.times(1) if isinstance(event, SubsampledGaussian) else event
+        total[key] = total.get(key, 0) + (event.steps if isinstance(event, SubsampledGaussian) else 1)
+    return tuple(e.times(n) if isinstance(e, SubsampledGaussian) else e for e, n in total.items())

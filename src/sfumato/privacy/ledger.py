@@ -18,7 +18,7 @@ from typing import Any
 
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import AnyBudget, Budget, BudgetExceeded, budget_from_json
-from sfumato.privacy.events import Event, NoisySums, RawAccess, event_from_json, merged
+from sfumato.privacy.events import Event, RawAccess, SubsampledGaussian, event_from_json, merged
 
 _ORIGIN = "0" * 64
 
@@ -48,7 +48,7 @@ class Ledger:
         self._lock: int | None = None
         self._entries: list[dict[str, Any]] = []
         self._hash = _ORIGIN
-        self._reserved: list[NoisySums] = []
+        self._reserved: list[SubsampledGaussian] = []
         if self.path is not None:
             self._acquire()
             try:
@@ -115,7 +115,7 @@ class Ledger:
 
     def charged_steps(self, run: str, name: str) -> int:
         """How many steps of this event the run has paid for."""
-        return sum(e.steps for e in self.events(run) if isinstance(e, NoisySums) and e.name == name)
+        return sum(e.steps for e in self.events(run) if isinstance(e, SubsampledGaussian) and e.name == name)
 
     # Spending
 
@@ -126,7 +126,7 @@ class Ledger:
         self._append({"kind": "run", "run": run, "method": method, "variant": variant, "seeded": seeded, "time": now})
         return run
 
-    def reserve(self, events: Sequence[NoisySums]) -> None:
+    def reserve(self, events: Sequence[SubsampledGaussian]) -> None:
         """Make room for ``events``, or refuse: after this, charging them cannot go over the limit."""
         if isinstance(self.limit, Budget):
             total = epsilon([*self.events(), *self._reserved, *events], self.limit.delta)
@@ -137,7 +137,7 @@ class Ledger:
                 )
         self._reserved.extend(events)
 
-    def charge(self, run: str, event: NoisySums) -> None:
+    def charge(self, run: str, event: SubsampledGaussian) -> None:
         """Write one spend down, on disk, before its noise is drawn. It must have been reserved."""
         for index, reserved in enumerate(self._reserved):
             if reserved.times(1) == event.times(1) and reserved.steps >= event.steps:

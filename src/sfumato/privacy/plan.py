@@ -8,7 +8,7 @@ from typing import Any
 
 from sfumato.privacy.accounting import ACCOUNTANT, calibrate, epsilon, relation
 from sfumato.privacy.budget import AnyBudget, Budget
-from sfumato.privacy.events import NoisySums
+from sfumato.privacy.events import SubsampledGaussian
 
 
 @dataclass(frozen=True)
@@ -16,16 +16,16 @@ class Plan:
     """Calibrated events and what they cost together. A Curator answers what the plan lists and nothing else."""
 
     budget: AnyBudget
-    events: tuple[NoisySums, ...]
+    events: tuple[SubsampledGaussian, ...]
 
     @classmethod
-    def calibrated(cls, events: Sequence[NoisySums], budget: AnyBudget) -> Plan:
+    def calibrated(cls, events: Sequence[SubsampledGaussian], budget: AnyBudget) -> Plan:
         """With the least noise that keeps the budget. Without a guarantee to keep, the noise stays as it was given."""
         if len({event.name for event in events}) != len(events):
             raise ValueError("each planned event needs a name of its own")
         return cls(budget, calibrate(events, budget) if isinstance(budget, Budget) else tuple(events))
 
-    def event(self, name: str) -> NoisySums:
+    def event(self, name: str) -> SubsampledGaussian:
         for event in self.events:
             if event.name == name:
                 return event

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sfumato.privacy import Budget, Event, Ledger, NoisySums, Plan, Randomness, RawAccess
+from sfumato.privacy import Budget, Event, Ledger, Plan, Randomness, RawAccess, SubsampledGaussian
 from sfumato.privacy.accounting import ACCOUNTANT, epsilon, relation
 from sfumato.privacy.randomness import DESCRIPTION
-from sfumato.release.odds import best_guess, most_recognised
+from sfumato.release.attack_bounds import best_guess, most_recognised
 
 FALSE_ALARMS = (1000, 100, 10)
 """One false alarm in so many."""
@@ -113,7 +113,9 @@ def sentence(card: dict[str, Any]) -> str:
 
 
 def _sampler(events: Sequence[Event]) -> str:
-    shards = sorted({event.shards for event in events if isinstance(event, NoisySums) and event.shards is not None})
+    shards = sorted(
+        {event.shards for event in events if isinstance(event, SubsampledGaussian) and event.shards is not None}
+    )
     if not shards:
         return "independent Poisson coins, one for each unit"
     numbers = " and ".join(str(number) for number in shards)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from sfumato.data.folder import check_name
+from sfumato.data.formats.folder import check_name
 
 ExportFormat = Literal["folder", "npz", "parquet"]
 

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sfumato.release.page import card_page, sample_grid
+from sfumato.release.card_page import card_page, sample_grid
 
 
 class Sampler(Protocol):
@@ -141,13 +141,14 @@ class Release:
     @classmethod
     def load(cls, folder: str | Path) -> Release:
         """The release that ``save`` wrote; its method is found by name and rebuilt from the card's parameters."""
-        from sfumato.methods.registry import find  # the one look upstairs: a release names its sampler
+        from sfumato.methods.first_edition import current_parameters
+        from sfumato.methods.registry import find
 
         folder = Path(folder)
         try:
             card = json.loads((folder / "card.json").read_text())
             tensors = load_file(folder / "model.safetensors")
-            method = find(card["method"]).configured(card["parameters"])
+            method = find(card["method"]).configured(current_parameters(card["parameters"]))
             model = method.build(tuple(card["shape"]), len(card["classes"]))
             _load(model, tensors)
         except FileNotFoundError as error:

@@ -7,8 +7,8 @@ from html import escape
 import numpy as np
 
 from sfumato.release import Release
-from sfumato.release.grid import data_address, grid
-from sfumato.release.page import card_page
+from sfumato.release.card_page import card_page
+from sfumato.release.image_grid import data_address, grid
 from sfumato.report import chart
 from sfumato.report.odds import meaning
 

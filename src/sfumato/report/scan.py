@@ -94,7 +94,7 @@ def scan(path: str | Path, *, page: str | None = None) -> list[Finding]:
     secrets = {name: list(_leaves(note)) for name, note in run.notes().items()}
     findings = [*_files(run.release), *_card(card, secrets)]
     if findings:
-        # Pages that are redrawn from such a release would only repeat what is wrong with it.
+        # Pages that are rejection_sample from such a release would only repeat what is wrong with it.
         return findings
     release = Release.load(run.release)
     pages = {"release/card.html": ((run.release / "card.html").read_text(), release.page())}
@@ -103,8 +103,8 @@ def scan(path: str | Path, *, page: str | None = None) -> list[Finding]:
         page = written.read_text()
     if page is not None:
         pages["public.html"] = (page, public_page(release))
-    for name, (found, redrawn) in pages.items():
-        findings += [*_redrawn(name, found, redrawn, card), *_numbers(name, found, card, secrets)]
+    for name, (found, rejection_sample) in pages.items():
+        findings += [*_redrawn(name, found, rejection_sample, card), *_numbers(name, found, card, secrets)]
     return findings
 
 
@@ -143,14 +143,14 @@ def _card(card: dict[str, Any], secrets: dict[str, list[tuple[str, Any]]]) -> It
 # Redrawing
 
 
-def _redrawn(name: str, found: str, redrawn: str, card: dict[str, Any]) -> Iterator[Finding]:
-    if _PICTURE.sub("", found) != _PICTURE.sub("", redrawn):
-        extra = Counter(_words(found)) - Counter(_words(redrawn))
+def _redrawn(name: str, found: str, rejection_sample: str, card: dict[str, Any]) -> Iterator[Finding]:
+    if _PICTURE.sub("", found) != _PICTURE.sub("", rejection_sample):
+        extra = Counter(_words(found)) - Counter(_words(rejection_sample))
         under = next((heading for heading, _ in extra), "markup")
         yield Finding(
             name, f"it is not the page that the release alone gives; it differs under “{under}”{_version(card)}"
         )
-    pictures, expected = _PICTURE.findall(found), _PICTURE.findall(redrawn)
+    pictures, expected = _PICTURE.findall(found), _PICTURE.findall(rejection_sample)
     if len(pictures) != len(expected):
         yield Finding(name, "it holds another number of pictures than the release alone gives")
     for number, (picture, wanted) in enumerate(zip(pictures, expected, strict=False), start=1):

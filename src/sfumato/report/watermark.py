@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sfumato.release.page import html_page
+from sfumato.release.card_page import html_page
 from sfumato.report import chart
 
 WATERMARK = "NOT PRIVATE"

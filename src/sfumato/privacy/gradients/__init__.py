@@ -1,12 +1,12 @@
 """Sums of per-example clipped gradients: ``clipped_sum(model, loss, batch, clip)``."""
 
 from sfumato.privacy.gradients.batch import Batch, Loss
-from sfumato.privacy.gradients.compression import Compressed
 from sfumato.privacy.gradients.engine import clipped_sum
+from sfumato.privacy.gradients.errors import UnsupportedModel
 from sfumato.privacy.gradients.groups import Clip, groups_of
 from sfumato.privacy.gradients.per_class import PerClass
 from sfumato.privacy.gradients.probe import check, check_rows, check_shards
-from sfumato.privacy.gradients.refusal import Refused
+from sfumato.privacy.gradients.sparsify import Compressed
 
 __all__ = [
     "Batch",
@@ -14,7 +14,7 @@ __all__ = [
     "Compressed",
     "Loss",
     "PerClass",
-    "Refused",
+    "UnsupportedModel",
     "check",
     "check_rows",
     "check_shards",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sfumato.privacy.gradients.precision import working
+from sfumato.privacy.gradients.rounding import working
 
 
 class Norms(NamedTuple):

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.privacy.gradients.batch import Batch, Loss
-from sfumato.privacy.gradients.compression import Compressed
+from sfumato.privacy.gradients.errors import UnsupportedModel, UntracedUse
+from sfumato.privacy.gradients.ghost import GhostClipping, Groups, Pass, PerExampleLoop, VmapGradients
 from sfumato.privacy.gradients.groups import Clip, groups_of
 from sfumato.privacy.gradients.mixing import refuse_mixing
-from sfumato.privacy.gradients.passes import Books, Functional, Groups, Loop, Pass
 from sfumato.privacy.gradients.per_class import PerClass
-from sfumato.privacy.gradients.precision import BRAIN, DOUBLE, HALF, TENSOR_FLOAT, Arithmetic, arithmetic
-from sfumato.privacy.gradients.refusal import Refused, Unseen
+from sfumato.privacy.gradients.rounding import BRAIN, DOUBLE, HALF, TENSOR_FLOAT, Arithmetic, arithmetic
+from sfumato.privacy.gradients.sparsify import Compressed
 
 FEW = 3
 """Units that go through the loop when something is seen for the first time."""
@@ -172,7 +172,9 @@ class _Engine:
             self.stacked = False
             self.add(batch, total, exact=exact, again=again)
         elif again:
-            raise Refused("a unit's gradient is finite alone and not among others: rows are mixed by the model")
+            raise UnsupportedModel(
+                "a unit's gradient is finite alone and not among others: rows are mixed by the model"
+            )
         elif not exact:
             # It may be float32 that cannot hold the squares.
             self.add(batch, total, exact=True)
@@ -188,17 +190,17 @@ class _Engine:
             books = self._books(batch, exact=exact)
             if not books.signatures <= self.known.signatures:
                 if batch.units <= FEW:
-                    return Loop(self.model, self.loss, batch, self.groups)
+                    return PerExampleLoop(self.model, self.loss, batch, self.groups)
                 self._learn(batch)
-        except Unseen as reason:
+        except UntracedUse as reason:
             self.known.unseen = str(reason)
             return None
         # Where the few units took other branches than the many, or had no gradient to compare, nothing vouches.
         vouched = self.known.unseen is None and books.signatures <= self.known.signatures
         return books if vouched else None
 
-    def _books(self, batch: Batch, *, exact: bool = False) -> Books:
-        return Books(
+    def _books(self, batch: Batch, *, exact: bool = False) -> GhostClipping:
+        return GhostClipping(
             self.model,
             self.loss,
             batch,
@@ -212,9 +214,9 @@ class _Engine:
     def _functional(self, batch: Batch) -> Pass:
         if not self.known.functional:
             few = batch.take(0, min(FEW, batch.units))
-            loop = Loop(self.model, self.loss, few, self.groups)
+            loop = PerExampleLoop(self.model, self.loss, few, self.groups)
             if not _agree(self._traced(few), loop, self.model, few):
-                raise Refused(
+                raise UnsupportedModel(
                     "the gradients of a few records disagree with the same records taken one at a time: a record's "
                     "loss depends on other rows, on the size of the batch or on torch's global generator. Let every "
                     "row's loss depend on that row, the model and `random` alone"
@@ -222,13 +224,13 @@ class _Engine:
             self.known.functional = True
         return self._traced(batch, self.compression)
 
-    def _traced(self, batch: Batch, compression: Compressed | None = None) -> Functional:
+    def _traced(self, batch: Batch, compression: Compressed | None = None) -> VmapGradients:
         try:
-            return Functional(self.model, self.loss, batch, self.groups, compression)
-        except (Refused, torch.OutOfMemoryError):
+            return VmapGradients(self.model, self.loss, batch, self.groups, compression)
+        except (UnsupportedModel, torch.OutOfMemoryError):
             raise
         except (RuntimeError, TypeError, AttributeError, NotImplementedError, ValueError) as error:
-            raise Refused(
+            raise UnsupportedModel(
                 f"neither way of counting understands this loss: book-keeping says {self.known.unseen!r}, torch.func "
                 f"raises {type(error).__name__}. Use the parameters in layers the engine knows (linear, convolution, "
                 "embedding, normalisation, element-wise scales), or write the loss so that torch.func.vmap can "
@@ -238,10 +240,10 @@ class _Engine:
     def _learn(self, batch: Batch) -> None:
         """Take a few units through the books and the loop; agreement makes their shapes known."""
         few = self._few(batch)
-        loop = Loop(self.model, self.loss, few, self.groups)
+        loop = PerExampleLoop(self.model, self.loss, few, self.groups)
         try:
             books = self._books(few)
-        except Unseen as reason:
+        except UntracedUse as reason:
             self.known.unseen = str(reason)
             return
         self.known.bytes_per_unit = max(self.known.bytes_per_unit, books.bytes / few.units, 1.0)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from sfumato.privacy.gradients.compression import Compressed
 from sfumato.privacy.gradients.per_class import PerClass
+from sfumato.privacy.gradients.sparsify import Compressed
 
 Clip = float | Mapping[str, float] | Compressed
 """One clip norm for the whole model, or one for each group, named by the start of its parameters' names; either may

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.privacy.gradients.batch import Batch, Loss
-from sfumato.privacy.gradients.compression import Compressed
 from sfumato.privacy.gradients.groups import Clip, groups_of
 from sfumato.privacy.gradients.per_class import PerClass, losses
+from sfumato.privacy.gradients.sparsify import Compressed
 
 MARGIN = 1e-6
 """float32 rounds the scaled vector; the clip aims this much lower so that what is summed stays inside the ball."""

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from sfumato.privacy.gradients import loop
 from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.engine import clipped_sum
+from sfumato.privacy.gradients.errors import UnsupportedModel
 from sfumato.privacy.gradients.groups import Clip
 from sfumato.privacy.gradients.mixing import refuse_mixing
 from sfumato.privacy.gradients.per_class import PerClass, losses
-from sfumato.privacy.gradients.precision import arithmetic
-from sfumato.privacy.gradients.refusal import Refused
+from sfumato.privacy.gradients.rounding import arithmetic
 from sfumato.privacy.gradients.shards import on_shards
 
 PROBED = 6
@@ -42,7 +42,7 @@ def check(model: nn.Module, loss: Loss, batch: Batch, clip: Clip) -> None:
         scale = torch.nan_to_num(before, nan=0.0, posinf=0.0, neginf=0.0).abs().max().clamp(min=1e-12)
         exact, loose = 256.0 * max(used.roundoff, 2.0**-50) * scale, 4096.0 * max(used.roundoff, 2.0**-50) * scale
         if not _same(before, _unit_losses(model, loss, few), exact):
-            raise Refused(
+            raise UnsupportedModel(
                 "the loss gives other numbers for the same rows the second time: it draws from a generator other than "
                 "`random` or changes the model. Take every draw from `random`"
             )
@@ -50,14 +50,14 @@ def check(model: nn.Module, loss: Loss, batch: Batch, clip: Clip) -> None:
             others = torch.arange(few.units, device=before.device) != unit
             after = _unit_losses(model, loss, disturbed(model, few, unit))
             if not _same(before[others], after[others], exact):
-                raise Refused(
+                raise UnsupportedModel(
                     "changing one record moved another record's loss: the loss or the model mixes the rows of a batch "
                     "(a mean over the batch, a rank, attention across rows, a running statistic). One record could "
                     "then move every gradient. Let each row's loss depend on its own row only"
                 )
         alone = torch.cat([_unit_losses(model, loss, few.take(i, i + 1)) for i in range(few.units)])
         if not _same(before, alone, loose):
-            raise Refused(
+            raise UnsupportedModel(
                 "a record's loss changes with the number of rows in the batch, which is private. Do not divide by the "
                 "batch size or by len(images); return one number for each row"
             )
@@ -71,7 +71,7 @@ def check_rows(function: Callable[..., Tensor], batch: Batch) -> None:
         arguments = (part.images, part.labels, part.random)
         found = function(*arguments) if part.state is None else function(*arguments, part.state)
         if found.shape[:1] != part.labels.shape:
-            raise Refused("the function must give one vector for each of the rows it gets")
+            raise UnsupportedModel("the function must give one vector for each of the rows it gets")
         return found.detach().double().flatten(1)
 
     before = values(batch)
@@ -79,7 +79,7 @@ def check_rows(function: Callable[..., Tensor], batch: Batch) -> None:
     for unit in sorted({0, batch.units - 1}):
         others = torch.arange(len(batch.labels), device=before.device) // batch.rows_per_unit != unit
         if not _same(before[others], values(disturbed(None, batch, unit))[others], room):
-            raise Refused(
+            raise UnsupportedModel(
                 "changing one record moved what another record contributes: the function mixes the rows of a batch. "
                 "Let each row's vector depend on its own row only"
             )
@@ -93,7 +93,7 @@ def check_shards(function: Callable[..., Tensor], batch: Batch) -> None:
         others = torch.arange(batch.units, device=before.device) != shard
         after = on_shards(function, disturbed(None, batch, shard)).detach().double().flatten(1)
         if not _same(before[others], after[others], room):
-            raise Refused(
+            raise UnsupportedModel(
                 "changing one shard moved what another one remembers: the function mixes shards. "
                 "Let each shard's memory depend on its own rows only"
             )
@@ -104,7 +104,7 @@ def _unit_losses(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
         # A loss may differentiate the network, so gradients stay on.
         rows = losses(model, loss, batch).detach()
     if rows.shape != batch.weights.flatten().shape:
-        raise Refused("the loss must return one number for each row: reduce over pixels, never over the batch")
+        raise UnsupportedModel("the loss must return one number for each row: reduce over pixels, never over the batch")
     weights = batch.weights.flatten()
     return torch.where(weights > 0, rows.double() * weights, 0.0).view(batch.units, -1).sum(1)
 
@@ -140,7 +140,7 @@ def _compare(model: nn.Module, loss: Loss, few: Batch, clip: Clip, *, tolerance:
     # A ReLU whose input is zero but for rounding falls to one side in a batch and to the other alone. It hardly does so
     # on two sets of pictures; a layer that is wrong in a batch is wrong on both.
     if not _agree(model, loss, few, clip, tolerance) and not _agree(model, loss, others, clip, tolerance):
-        raise Refused(
+        raise UnsupportedModel(
             "the fast sum of clipped gradients disagrees with the plain loop on a few records; the loss or a layer "
             "behaves otherwise in a batch than alone. Please report the model: this must not happen silently"
         )

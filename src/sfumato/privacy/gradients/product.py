@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sfumato.privacy.gradients.contribution import Contribution, Norms, lengths, weigh
-from sfumato.privacy.gradients.precision import working
+from sfumato.privacy.gradients.rounding import working
 
 WORTH_MEASURING = 5e8
 """Multiplications below which a formula is chosen by counting: the answer is then the same on every machine."""

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from sfumato.privacy.gradients.batch import Batch
-from sfumato.privacy.gradients.refusal import Refused
+from sfumato.privacy.gradients.errors import UnsupportedModel
 
 
 class Partition:
@@ -44,12 +44,12 @@ def on_shards(function: Callable[..., Tensor], batch: Batch) -> Tensor:
     """What the function makes of each shard's memory, given all of the shard's rows."""
     size = (batch.units, batch.rows_per_unit)
     if batch.state is None:
-        raise Refused("shards are visited to write their memory, and there is none")
+        raise UnsupportedModel("shards are visited to write their memory, and there is none")
     memory = batch.state.unflatten(0, size)[:, 0]
     if not batch.units:
         return memory
     images, labels = batch.images.unflatten(0, size), batch.labels.view(size)
     found = function(images, labels, batch.weights, batch.random, memory)
     if found.shape != memory.shape:
-        raise Refused("the function must give each shard a memory of the shape it had")
+        raise UnsupportedModel("the function must give each shard a memory of the shape it had")
     return found

@@ -10,10 +10,10 @@ from torch.func import functional_call, jvp
 
 from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.engine import clipped_sum, pass_over
-from sfumato.privacy.gradients.passes import Books
+from sfumato.privacy.gradients.errors import UnsupportedModel
+from sfumato.privacy.gradients.ghost import GhostClipping
 from sfumato.privacy.gradients.per_class import PerClass
-from sfumato.privacy.gradients.precision import DOUBLE, SINGLE
-from sfumato.privacy.gradients.refusal import Refused
+from sfumato.privacy.gradients.rounding import DOUBLE, SINGLE
 
 _ROOM = 4096.0  # roundings of one sum, in units of the last place, as the probe allows them
 
@@ -21,7 +21,9 @@ _ROOM = 4096.0  # roundings of one sum, in units of the last place, as the probe
 def shifted_sum(model: nn.Module, loss: Loss, batch: Batch, clip: float, shift: dict[str, Tensor]) -> dict[str, Tensor]:
     """Parameter name → the sum in float64. ``shift`` is a gradient of the whole batch, the same for every unit."""
     if isinstance(model, PerClass):
-        raise Refused("a batch's loss cannot be added to the models of single classes; use one model for all classes")
+        raise UnsupportedModel(
+            "a batch's loss cannot be added to the models of single classes; use one model for all classes"
+        )
     total = _counted(model, loss, batch, clip, shift)
     if total is not None:
         return total
@@ -44,7 +46,7 @@ def _counted(
     """
     books = pass_over(model, loss, batch, clip)
     # In TF32 or bfloat16 the operands of the weighted sum are rounded by more than the slack below.
-    if not isinstance(books, Books) or books.arithmetic not in (DOUBLE, SINGLE):
+    if not isinstance(books, GhostClipping) or books.arithmetic not in (DOUBLE, SINGLE):
         return None
     products = _products(model, loss, batch, shift)
     if products is None:

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from sfumato.privacy.gradients.contribution import Dense
+from sfumato.privacy.gradients.errors import UntracedUse
 from sfumato.privacy.gradients.layers.linear import split
-from sfumato.privacy.gradients.precision import working
 from sfumato.privacy.gradients.product import Product
-from sfumato.privacy.gradients.refusal import Unseen
-from sfumato.privacy.gradients.tracked import RULES, Layer, Record, Tracked, autocast_dtype, see_product
+from sfumato.privacy.gradients.rounding import working
+from sfumato.privacy.gradients.tracing import RULES, Layer, Record, Tracked, autocast_dtype, see_product
 
 Pair = tuple[int, int]
 
@@ -38,7 +38,7 @@ class Geometry:
 
 def _pair(value: Any) -> Pair:
     if isinstance(value, str):
-        raise Unseen("padding is given by name")
+        raise UntracedUse("padding is given by name")
     values = (value, value) if isinstance(value, int) else tuple(value)
     return (values[0], values[0]) if len(values) == 1 else (values[0], values[1])
 
@@ -182,7 +182,7 @@ class Convolution(Layer):
 
 def _convolve(record: Record, x: Any, weight: Any, bias: Any, geometry: Geometry) -> Tensor:
     if isinstance(x, Tracked) or x.dim() != 4:
-        raise Unseen("a parameter is the input of a convolution, or the input has no batch dimension")
+        raise UntracedUse("a parameter is the input of a convolution, or the input has no batch dimension")
     dtype = autocast_dtype(x)
     plain_weight, plain_bias, weight_name, bias_name = split(record, weight, bias, dtype)
     record.expect_rows(weight_name or bias_name or "", x)

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from sfumato.privacy.gradients.contribution import Contribution, Norms, lengths
-from sfumato.privacy.gradients.precision import working
-from sfumato.privacy.gradients.refusal import Unseen
-from sfumato.privacy.gradients.tracked import RULES, Layer, Record, Tracked, see
+from sfumato.privacy.gradients.errors import UntracedUse
+from sfumato.privacy.gradients.rounding import working
+from sfumato.privacy.gradients.tracing import RULES, Layer, Record, Tracked, see
 
 
 class Lookup(Contribution):
@@ -63,7 +63,7 @@ class _Embedding(Layer):
         return functional.embedding(rows + offset, self.weight.flatten(0, 1)).view(*x.shape, -1)
 
     def input_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        raise Unseen("an index has no gradient")
+        raise UntracedUse("an index has no gradient")
 
     def note(self, record: Record, x: Tensor, gradient: Tensor) -> None:
         if self.padding is not None:
@@ -78,7 +78,7 @@ def _embedding(record: Record, func: Callable[..., Any], args: tuple[Any, ...], 
         scale_grad_by_freq: bool = False, sparse: bool = False,
     ) -> Tensor:  # fmt: skip
         if max_norm is not None or scale_grad_by_freq or not isinstance(weight, Tracked):
-            raise Unseen("an embedding with max_norm or scale_grad_by_freq depends on the whole batch")
+            raise UntracedUse("an embedding with max_norm or scale_grad_by_freq depends on the whole batch")
         record.expect_rows(weight.called, input)
         plain = weight.plain if record.stack > 1 else weight.plain[None]
         padding = None if padding_idx is None else padding_idx % plain.shape[1]

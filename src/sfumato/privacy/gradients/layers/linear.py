@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from sfumato.privacy.gradients.contribution import Dense, Length
-from sfumato.privacy.gradients.precision import working
+from sfumato.privacy.gradients.errors import UntracedUse
 from sfumato.privacy.gradients.product import Product
-from sfumato.privacy.gradients.refusal import Unseen
-from sfumato.privacy.gradients.tracked import RULES, Layer, Record, Tracked, autocast_dtype, see_product
+from sfumato.privacy.gradients.rounding import working
+from sfumato.privacy.gradients.tracing import RULES, Layer, Record, Tracked, autocast_dtype, see_product
 
 
 class LinearWeight(Product):
@@ -87,7 +87,7 @@ def split(
         if isinstance(tensor, Tracked):
             value = tensor.plain
         elif tensor.requires_grad:
-            raise Unseen("a layer mixes a parameter with a computed weight or bias")
+            raise UntracedUse("a layer mixes a parameter with a computed weight or bias")
         else:
             value = tensor if record.stack == 1 else tensor.expand(record.stack, *tensor.shape)
         return value if dtype is None else value.to(dtype)
@@ -106,7 +106,7 @@ def _linear(record: Record, func: Callable[..., Any], args: tuple[Any, ...], kwa
 
     x, weight, bias = arguments(*args, **kwargs)
     if isinstance(x, Tracked) or x.dim() < 2:
-        raise Unseen("a parameter is the input of a linear layer, or the input has no batch dimension")
+        raise UntracedUse("a parameter is the input of a linear layer, or the input has no batch dimension")
     dtype = autocast_dtype(x)
     plain_weight, plain_bias, weight_name, bias_name = split(record, weight, bias, dtype)
     record.expect_rows(weight_name or bias_name or "", x)

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
+from sfumato.privacy.gradients.errors import UntracedUse
 from sfumato.privacy.gradients.layers.parameter import copies
-from sfumato.privacy.gradients.refusal import Unseen
-from sfumato.privacy.gradients.tracked import RULES, Record, Tracked
+from sfumato.privacy.gradients.tracing import RULES, Record, Tracked
 
 
 def _affine(record: Record, normal: Tensor, weight: Any, bias: Any, shape: Callable[[Tensor], tuple[int, ...]]) -> Any:
@@ -29,7 +29,7 @@ def _affine(record: Record, normal: Tensor, weight: Any, bias: Any, shape: Calla
 def _group(record: Record, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     def normalise(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
         if isinstance(input, Tracked):
-            raise Unseen("a parameter is the input of a normalisation")
+            raise UntracedUse("a parameter is the input of a normalisation")
         normal = functional.group_norm(input, num_groups, eps=eps)
         return _affine(record, normal, weight, bias, lambda p: (len(p),) + (1,) * (input.dim() - 2))
 
@@ -39,7 +39,7 @@ def _group(record: Record, func: Callable[..., Any], args: tuple[Any, ...], kwar
 def _layer(record: Record, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     def normalise(input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
         if isinstance(input, Tracked) or input.dim() <= len(normalized_shape):
-            raise Unseen("a layer normalisation reaches over the batch dimension")
+            raise UntracedUse("a layer normalisation reaches over the batch dimension")
         normal = functional.layer_norm(input, normalized_shape, eps=eps)
         positions = (1,) * (input.dim() - 1 - len(normalized_shape))
         return _affine(record, normal, weight, bias, lambda p: positions + tuple(p.shape))
@@ -53,7 +53,7 @@ def _instance(record: Record, func: Callable[..., Any], args: tuple[Any, ...], k
         use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
     ) -> Tensor:  # fmt: skip
         if isinstance(input, Tracked) or (running_mean is not None and use_input_stats):
-            raise Unseen("an instance normalisation that keeps running statistics mixes the batch")
+            raise UntracedUse("an instance normalisation that keeps running statistics mixes the batch")
         normal = functional.instance_norm(input, running_mean, running_var, None, None, use_input_stats, momentum, eps)
         return _affine(record, normal, weight, bias, lambda p: (len(p),) + (1,) * (input.dim() - 2))
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sfumato.privacy.gradients.contribution import Dense
-from sfumato.privacy.gradients.refusal import Unseen
-from sfumato.privacy.gradients.tracked import RULES, Layer, Record, Tracked, see
+from sfumato.privacy.gradients.errors import UntracedUse
+from sfumato.privacy.gradients.tracing import RULES, Layer, Record, Tracked, see
 
 
 class _Copies(Layer):
@@ -26,7 +26,7 @@ class _Copies(Layer):
         return copies.expand(record.stack, record.rows // record.stack, *self.shape).reshape(record.rows, *self.shape)
 
     def input_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        raise Unseen("the place holder of a bare parameter has no gradient")
+        raise UntracedUse("the place holder of a bare parameter has no gradient")
 
     def note(self, record: Record, x: Tensor, gradient: Tensor) -> None:
         record.add(self.parameter.called, Dense(gradient, units=record.units, stack=record.stack))
@@ -41,18 +41,18 @@ def beside(parameter: Tracked, other: Any) -> Tensor:
     """The copies, shaped to broadcast with ``other`` as the parameter itself would."""
     record, shape = parameter.record, tuple(parameter.shape)
     if isinstance(other, Tracked) or not isinstance(other, Tensor):
-        raise Unseen(f"parameter {parameter.called!r} is combined with something that has no batch dimension")
+        raise UntracedUse(f"parameter {parameter.called!r} is combined with something that has no batch dimension")
     if other.dim() == len(shape) and other.dim() and shape[0] == 1:
         shape = shape[1:]
     if other.dim() <= len(shape):
-        raise Unseen(f"parameter {parameter.called!r} is combined with a tensor that has no further dimension")
+        raise UntracedUse(f"parameter {parameter.called!r} is combined with a tensor that has no further dimension")
     record.expect_rows(parameter.called, other)
     return copies(parameter, (1,) * (other.dim() - 1 - len(shape)) + shape)
 
 
 def _elementwise(record: Record, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 2:
-        raise Unseen(f"{func.__name__} with other than two operands")
+        raise UntracedUse(f"{func.__name__} with other than two operands")
     left, right = args
     if isinstance(left, Tracked):
         return func(beside(left, right), right, **kwargs)
@@ -66,9 +66,9 @@ def _expand(record: Record, func: Callable[..., Any], args: tuple[Any, ...], kwa
     if len(sizes) == len(shape) and shape and shape[0] == 1:
         shape = shape[1:]
     elif len(sizes) != len(shape) + 1:
-        raise Unseen(f"parameter {parameter.called!r} is expanded by other than a batch dimension")
+        raise UntracedUse(f"parameter {parameter.called!r} is expanded by other than a batch dimension")
     if kwargs or sizes[0] != record.rows:
-        raise Unseen(f"parameter {parameter.called!r} is expanded to another size than the batch")
+        raise UntracedUse(f"parameter {parameter.called!r} is expanded to another size than the batch")
     record.signature.append((parameter.called, "expand", *sizes[1:]))
     return copies(parameter, shape).expand(*sizes)
 

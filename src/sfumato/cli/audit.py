@@ -1,0 +1,369 @@
+"""``sfumato audit``: attacks on a guarantee. Exit status 1 when something is flagged, 0 when nothing is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from sfumato.methods import Method
+    from sfumato.privacy import AnyBudget, Budget, PrivateRecords
+
+audit_app = typer.Typer(help="Attack a guarantee: exit status 1 when something is found.", no_args_is_help=True)
+
+MethodName = Annotated[str, typer.Argument(help="A method's name, or your own class as module:Class.")]
+Variant = Annotated[str, typer.Option(help="A variant of the method.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="A parameter: --set steps=20. Default: small().")]
+Data = Annotated[Path | None, typer.Option(help="Audit on these images instead of drawn ones. Results are internal.")]
+Size = Annotated[int | None, typer.Option(help="Resize to a square of this many pixels.")]
+UnitOption = Annotated[str, typer.Option("--unit", help="image or person.")]
+Epsilon = Annotated[float, typer.Option(help="The budget under which the method runs.")]
+Delta = Annotated[float, typer.Option(help="δ of the budget.")]
+Seed = Annotated[int, typer.Option(help="Of the audit's own draws.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+LIMIT = 200
+"""Units of a user's collection that take part in an audit: replay's cost grows with them, what it shows does not."""
+
+
+@audit_app.command("replay")
+def replay_command(
+    method: MethodName,
+    *,
+    variant: Variant = "certified",
+    data: Data = None,
+    size: Size = None,
+    classes: Annotated[str | None, typer.Option(help="With --data: a number, or names with commas between.")] = None,
+    unit: UnitOption = "image",
+    pairs: Annotated[int, typer.Option(min=1, help="Neighbours for each kind of unit.")] = 40,
+    search: Annotated[int, typer.Option(min=0, help="Units that the search for a larger movement tries.")] = 40,
+    epsilon: Epsilon = 1.0,
+    delta: Delta = 1e-5,
+    settings: Settings = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Run a method on D and on D without one unit, for every kind of awkward unit, and compare everything."""
+    from sfumato.audit.adversarial_search import sweep
+
+    chosen = find_method(method, variant, settings)
+    budget = _budget(chosen, epsilon, delta, unit)
+    private = _collection(data, size, unit, seed, classes)
+    result = sweep(chosen, private, budget=budget, pairs=pairs, tries=search, seed=seed)
+    if as_json:
+        _print({"method": chosen.name, "variant": chosen.variant, **result.to_json()})
+        raise typer.Exit(int(result.flagged))
+    kind = "claimed" if budget.to_json()["epsilon"] is None else "paid for"
+    _table(
+        ("unit", "pairs", f"largest movement ÷ {kind}", "broken rules"),
+        [
+            (
+                name,
+                str(one.pairs),
+                "\n".join(f"{where}: {value:.6f}" for where, value in one.movement.items()),
+                "\n".join(str(finding) for finding in one.findings) or "none",
+            )
+            for name, one in result.kinds.items()
+        ],
+    )
+    for where in result.vacuous():
+        _say(f"VACUOUS: no unit moved {where} near its bound; about it nothing was shown")
+    _say(f"{'FLAGGED' if result.flagged else 'nothing flagged'}: {result.pairs} pairs, {result.tried} by search")
+    raise typer.Exit(int(result.flagged))
+
+
+@audit_app.command("twins")
+def twins_command(
+    *,
+    pairs: Annotated[int, typer.Option(min=1)] = 12,
+    runs: Annotated[int, typer.Option(min=1, help="Canary runs for each twin.")] = 20,
+    epsilon: Epsilon = 1.0,
+    delta: Delta = 1e-5,
+    as_json: Json = False,
+) -> None:
+    """Break a sound method in known ways and show which audit catches which. Exit 1 if one escapes."""
+    from sfumato.audit.detection_matrix import verdicts
+    from sfumato.privacy import Budget
+
+    found = verdicts(budget=Budget(epsilon, delta), pairs=pairs, runs=runs)
+    control, *broken = found
+    escaped = [one.mistake for one in broken if not one.caught]
+    if as_json:
+        _print({"verdicts": [one.to_json() for one in found], "escaped": escaped, "control_flagged": control.caught})
+        raise typer.Exit(int(bool(escaped) or control.caught))
+    _table(
+        ("mistake", "refused at the door", "replay", "noise and coins", f"canary, printed {epsilon:g}"),
+        [
+            (
+                one.mistake,
+                "yes" if one.refused else "",
+                ", ".join(one.replay),
+                ", ".join(one.noise),
+                "" if one.measured is None else f"{one.measured:.2f}{' !' if one.canary else ''}",
+            )
+            for one in found
+        ],
+    )
+    _say(f"escaped: {', '.join(escaped) or 'none'}; the control is {'FLAGGED' if control.caught else 'not flagged'}")
+    raise typer.Exit(int(bool(escaped) or control.caught))
+
+
+@audit_app.command("noise")
+def noise_command(
+    method: Annotated[str | None, typer.Argument(help="A method; without one, the generator alone.")] = None,
+    *,
+    variant: Variant = "certified",
+    unit: UnitOption = "image",
+    runs: Annotated[int, typer.Option(min=2, help="Runs of the method to listen to.")] = 10,
+    epsilon: Epsilon = 1.0,
+    delta: Delta = 1e-5,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Is the noise as large, as normal and as independent as the ledger believes, and are the coins fair?"""
+    from sfumato.audit.noise import audit_generator, audit_noise
+
+    found = {"generator": audit_generator()}
+    if method is not None:
+        chosen = find_method(method, variant, settings)
+        private = _collection(None, None, unit, 0)
+        found[method] = audit_noise(chosen, private, budget=_budget(chosen, epsilon, delta, unit), runs=runs)
+    flagged = any(one.flagged for one in found.values())
+    if as_json:
+        _print({name: one.to_json() for name, one in found.items()})
+        raise typer.Exit(int(flagged))
+    for name, one in found.items():
+        _table(
+            (f"test of {name}", "numbers", "chance", "would expose", ""),
+            [(t.name, str(t.size), f"{t.chance:.2g}", t.exposes, "FAILED" if t.failed else "") for t in one.tests],
+        )
+    raise typer.Exit(int(flagged))
+
+
+@audit_app.command("canary")
+def canary_command(
+    method: Annotated[str | None, typer.Argument(help="A method, or nothing for the published miniatures.")] = None,
+    *,
+    variant: Variant = "certified",
+    canaries: Annotated[int, typer.Option(min=10, help="In one run; at most the size of an answer.")] = 1000,
+    runs: Annotated[int, typer.Option(min=1, help="Each with canaries of its own.")] = 1,
+    black_box: Annotated[bool, typer.Option("--black-box", help="Attack released images as well.")] = False,
+    unit: UnitOption = "image",
+    epsilon: Epsilon = 1.0,
+    delta: Delta = 1e-5,
+    settings: Settings = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Lower bounds on ε by attack. Exit 1 when a method's measured ε is above the printed one."""
+    import numpy as np
+
+    from sfumato.audit import canary
+    from sfumato.audit.case_studies import MINIATURES
+    from sfumato.privacy import Budget
+
+    if method is None:
+        found = [make(np.random.default_rng(seed)) for make in MINIATURES.values()]
+        if as_json:
+            return _print({"miniatures": [one.to_json() for one in found]})
+        _table(
+            ("miniature", "claimed", "measured", "threat model", "note", "s"),
+            [(m.name, f"{m.claimed:g}", str(m.bound), m.bound.threat, m.note, f"{m.seconds:.0f}") for m in found],
+        )
+        return None
+    chosen = find_method(method, variant, settings)
+    budget = _budget(chosen, epsilon, delta, unit)
+    if not isinstance(budget, Budget):
+        raise ValueError("this variant promises nothing, so there is no ε to refute; audit replay measures its claims")
+    private = _collection(None, None, unit, seed)
+    options: dict[str, Any] = {"budget": budget, "seed": seed}
+    audits = [
+        canary.white_box(chosen, private, canaries=canaries, runs=runs, **options),
+        canary.accountant_check(chosen.plan(budget).events, delta=delta, seed=seed),
+    ]
+    if black_box:
+        audits.append(canary.black_box(chosen, private, **options))
+    if as_json:
+        _print({"method": chosen.name, "variant": chosen.variant, "audits": [one.to_json() for one in audits]})
+    for one in audits if not as_json else ():
+        _say(f"{one}; the attacker {one.bound.threat}; assumes {one.bound.assumes}")
+    raise typer.Exit(int(any(one.flagged for one in audits)))
+
+
+@audit_app.command("membership")
+def membership_command(
+    release: Annotated[Path, typer.Argument(help="A run's folder or a release folder.")],
+    *,
+    members: Annotated[Path, typer.Option(help="Images that were in the collection.")],
+    others: Annotated[Path, typer.Option(help="Images of the same kind that were not.")],
+    split: Annotated[str, typer.Option(help="Which part of --members.")] = "train",
+    others_split: Annotated[str, typer.Option(help="Which part of --others.")] = "test",
+    limit: Annotated[int, typer.Option(min=10, help="Images of each.")] = 1000,
+    samples: Annotated[int, typer.Option(min=10, help="Released images to look through.")] = 5000,
+    size: Size = None,
+    shadows: Annotated[int, typer.Option(min=0, help="Shadow models for LiRA, of the small form; 0 for none.")] = 0,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the ROC on logarithmic axes, as PNG or SVG. Internal.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Who was in the collection? GAN-Leaks, the likelihood attack and, with --shadows, LiRA. INTERNAL."""
+    from sfumato.audit.membership import NOTICE, Membership, distance, draw_curves, gan_leaks, likelihood, lira
+    from sfumato.privacy import Budget
+    from sfumato.release import Release
+
+    found = Release.load(_release_folder(release))
+    inside = _images(members, found.classes, split, size, limit)
+    outside = _images(others, found.classes, others_split, size, limit)
+    drawn, _ = found.sample(samples, seed=0, device="cpu")
+    half = len(outside[0]) // 2
+    attacks = [
+        gan_leaks(drawn, inside[0], outside[0]),
+        gan_leaks(drawn, inside[0], outside[0][:half], reference=outside[0][half:]),
+    ]
+    if hasattr(found.method, "density"):
+        attacks.append(Membership("likelihood", likelihood(found, *inside), likelihood(found, *outside)))
+    if shadows:
+        small = find_method(found.card["method"], found.card["variant"], None)
+        score = likelihood if hasattr(small, "density") else distance(500)
+        budget = Budget(found.card["epsilon"] or 1e3, found.card["delta"] or 1e-5)
+        pool = (inside[0][:100], inside[1][:100])
+        attacks.append(lira(small, *pool, classes=found.classes, budget=budget, score=score, shadows=shadows))
+    if plot is not None:
+        draw_curves(attacks, plot)
+    if as_json:
+        return _print({"notice": NOTICE, "attacks": [one.to_json() for one in attacks]})
+    for one in attacks:
+        _say(str(one))
+    _say(NOTICE)
+    return None
+
+
+@audit_app.command("release")
+def release_command(
+    path: Annotated[Path, typer.Argument(help="A run's folder or a release folder.")],
+    *,
+    members: Annotated[Path | None, typer.Option(help="Images that were in the collection. Internal.")] = None,
+    others: Annotated[Path | None, typer.Option(help="Images of the same kind that were not.")] = None,
+    size: Size = None,
+    limit: Annotated[int, typer.Option(min=10, help="Images of each.")] = 1000,
+    pairs: Annotated[int, typer.Option(min=1)] = 10,
+    canaries: Annotated[int, typer.Option(min=10)] = 250,
+    card: Annotated[bool, typer.Option(help="Put the audits' lines on the release's card.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Run what applies, write audit.json beside the release and put what may leave on its card."""
+    from sfumato.audit.release_audit import audit_release, write
+    from sfumato.release import Release
+
+    found = Release.load(_release_folder(path))
+    inside = None if members is None else _images(members, found.classes, "train", size, limit)
+    outside = None if others is None else _images(others, found.classes, "test", size, limit)
+    audit = audit_release(path, members=inside, others=outside, pairs=pairs, canaries=canaries)
+    written = write(audit, path, on_card=card)
+    if as_json:
+        _print(audit)
+        raise typer.Exit(int(audit["flagged"]))
+    for line in audit["lines"]:
+        _say(line)
+    _say(f"Written: {written}")
+    raise typer.Exit(int(audit["flagged"]))
+
+
+# From options to objects
+
+
+def find_method(name: str, variant: str, settings: list[str] | None) -> Method:
+    """A registered method, or a class of the user's own, in its small form with some parameters changed."""
+    from importlib import import_module
+
+    from sfumato.methods import Method, find
+
+    module, separator, attribute = name.partition(":")
+    if separator:
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        kind = getattr(import_module(module), attribute, None)
+        if not (isinstance(kind, type) and issubclass(kind, Method)):
+            raise LookupError(f"{module} has no method class {attribute!r}; write module:Class")
+    else:
+        kind = find(name)
+    small = kind.small(variant)
+    values: dict[str, Any] = {}
+    for setting in settings or []:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ValueError(f"--set takes key=value, not {setting!r}")
+        values[key.strip()] = value.strip()
+    return kind.configured({**small.parameters(), **values}) if values else small
+
+
+def _budget(method: Method, epsilon: float, delta: float, unit: str) -> AnyBudget:
+    from sfumato.privacy import Budget, NoGuarantee
+
+    if method.variant in method.raw_variants:
+        return NoGuarantee(unit=unit)  # type: ignore[arg-type]
+    budget: Budget = Budget(epsilon, delta, unit=unit)  # type: ignore[arg-type]
+    return budget
+
+
+def _collection(
+    data: Path | None, size: int | None, unit: str, seed: int, classes: str | None = None
+) -> PrivateRecords:
+    """Drawn images with awkward ones among them, or some of the user's own."""
+    import numpy as np
+
+    from sfumato.audit.worst_case import worst_case_images
+    from sfumato.data import PrivateImages
+
+    if data is None:
+        return worst_case_images(96, size=size or 28, persons=unit == "person")
+    names = None if classes is None else int(classes) if classes.isdigit() else classes.split(",")
+    private = PrivateImages.read(data, size=size, classes=names)
+    rows = np.sort(np.random.default_rng(seed).permutation(len(private._labels))[:LIMIT])
+    persons = private._persons
+    if persons is not None:
+        persons = np.unique(np.asarray(persons)[rows], return_inverse=True)[1]
+    return PrivateImages(
+        private._pixels[rows], np.asarray(private._labels)[rows], classes=private.classes, persons=persons
+    )
+
+
+def _images(path: Path, classes: tuple[str, ...], split: str, size: int | None, limit: int) -> tuple[Any, Any]:
+    """Pixels and labels, the labels numbered as the release numbers its classes."""
+    from sfumato.data.images import read
+
+    found = read(path, split=split, size=size, classes=classes)
+    return found.pixels[:limit], found.labels[:limit]
+
+
+def _release_folder(path: Path) -> Path:
+    return path / "release" if (path / "release").is_dir() else path
+
+
+# Showing
+
+
+def _print(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _say(text: str) -> None:
+    from sfumato.cli.console import console
+
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    from rich.table import Table
+
+    from sfumato.cli.console import console
+
+    table = Table(*head)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

@@ -1,0 +1,148 @@
+"""An npz file: arrays of images, labels and, if there are any, persons; read in a stream, never with pickle."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from sfumato.data.decode import PIXEL_LIMIT, Frame
+from sfumato.data.errors import BadInput, parsing
+from sfumato.data.source import Choice, Record, stamp
+
+_MALFORMED = "the npz file is damaged"
+_ADVICE = "Write it again with numpy.savez or numpy.savez_compressed."
+_BLOCK = 1 << 20
+# Three channels of the largest picture that is decoded; refused before anything is read.
+_ROW_LIMIT = 3 * PIXEL_LIMIT
+
+
+class Npz:
+    """Arrays ``images`` and ``labels``; ``persons`` and ``classes`` (names) are optional."""
+
+    def __init__(self, path: Path, choice: Choice) -> None:
+        self.path = path
+        with parsing(_MALFORMED, advice=_ADVICE), zipfile.ZipFile(path) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            self._images = choice.image_column or "images"
+            self._labels = (choice.label_column or "labels") if choice.labelled else None
+            self._persons = choice.person_column or ("persons" if "persons" in members else None)
+            wanted = [name for name in (self._images, self._labels, self._persons) if name is not None]
+            missing = [name for name in wanted if name not in members]
+            if missing:
+                raise BadInput(
+                    f"the npz file has no array called {missing[0]!r}",
+                    advice="Name the arrays with image_column, label_column and person_column; "
+                    "say labelled=False when there are no labels.",
+                    detail=f"arrays: {', '.join(sorted(members)[:20])}",
+                )
+            counts = {name: _Column(archive, members[name], name).count for name in wanted}
+            if len(set(counts.values())) > 1:
+                raise BadInput(
+                    "images, labels and persons differ in number",
+                    advice="There must be one label (and one person) for each image.",
+                    detail=", ".join(f"{name}: {count}" for name, count in counts.items()),
+                )
+            self.classes = None
+            if "classes" in members and choice.labelled:
+                names = list(_Column(archive, members["classes"], "classes").values())
+                if not all(isinstance(name, str) for name in names):
+                    raise BadInput("the array 'classes' must hold names", advice="Save it as an array of strings.")
+                self.classes = tuple(str(name) for name in names)
+
+    def fingerprint(self) -> str:
+        return stamp([self.path])
+
+    def records(self) -> Iterator[Record]:
+        with parsing(_MALFORMED, advice=_ADVICE), zipfile.ZipFile(self.path) as archive:
+            images = _Column(archive, archive.getinfo(f"{self._images}.npy"), self._images)
+            if len(images.item) not in (2, 3):
+                raise BadInput(
+                    "images must be an array of 3 or 4 dimensions",
+                    advice="Save images as [N, H, W], [N, H, W, C] or [N, C, H, W].",
+                )
+            labels, persons = (
+                None if name is None else _Column(archive, archive.getinfo(f"{name}.npy"), name).values()
+                for name in (self._labels, self._persons)
+            )
+            for row, pixels in enumerate(images.rows()):
+                label = None if labels is None else next(labels)
+                person = None if persons is None else next(persons)
+                name = f"row {row}"
+                yield Record(load=partial(_fit, pixels, name), label=label, person=person, name=name)
+
+
+def _fit(pixels: np.ndarray, name: str, frame: Frame) -> np.ndarray:
+    return frame.fit(pixels, name=name)
+
+
+class _Column:
+    """One array of the archive, row by row. Its header must agree with the size the archive gives."""
+
+    def __init__(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> None:
+        self._archive, self._info, self._name = archive, info, name
+        with archive.open(info) as stream:
+            shape, self._dtype = self._header(stream)
+            start = stream.tell()
+        if not shape:
+            raise BadInput(f"the array {name!r} is a single value", advice="It must have one row for each image.")
+        self.count: int = shape[0]
+        self.item: tuple[int, ...] = shape[1:]
+        self._row_bytes = math.prod(self.item) * self._dtype.itemsize
+        if self._row_bytes > _ROW_LIMIT:
+            raise BadInput(
+                f"a row of the array {name!r} claims more than {_ROW_LIMIT:,} bytes",
+                advice="Scale the images down first.",
+                detail=f"shape {shape}",
+            )
+        if info.file_size - start != self.count * self._row_bytes:
+            raise BadInput(
+                f"the array {name!r} is not as long as its header says", advice=_ADVICE, detail=f"shape {shape}"
+            )
+
+    def _header(self, stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        version = np.lib.format.read_magic(stream)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+        if read is None:
+            raise BadInput(f"the array {self._name!r} has an unknown version of the npy format", advice=_ADVICE)
+        shape, columns_first, dtype = read(stream)
+        if dtype.hasobject or dtype.names is not None or dtype.kind not in "biufU":
+            raise BadInput(
+                f"the array {self._name!r} holds objects instead of plain numbers or strings",
+                advice="Objects need pickle, which can run code and is never read. Save it as uint8, int64 or strings.",
+            )
+        if columns_first and len(shape) > 1:
+            raise BadInput(
+                f"the array {self._name!r} is stored column by column",
+                advice="Save numpy.ascontiguousarray(array) instead.",
+            )
+        return shape, dtype
+
+    def rows(self) -> Iterator[np.ndarray]:
+        if self._row_bytes == 0:
+            raise BadInput(f"the array {self._name!r} has rows without content", advice=_ADVICE)
+        at_once = max(1, _BLOCK // self._row_bytes)
+        with self._archive.open(self._info) as stream:
+            self._header(stream)
+            for start in range(0, self.count, at_once):
+                rows = min(at_once, self.count - start)
+                block = stream.read(rows * self._row_bytes)
+                if len(block) != rows * self._row_bytes:
+                    raise BadInput(_MALFORMED, advice=_ADVICE, detail=self._name)
+                yield from np.frombuffer(block, self._dtype).reshape(rows, *self.item)
+
+    def values(self) -> Iterator[int | str | None]:
+        """One value a row. A column vector ``[N, 1]`` does as well as ``[N]``."""
+        if math.prod(self.item) != 1 or self._dtype.kind not in "biuU":
+            raise BadInput(
+                f"the array {self._name!r} must hold one whole number or string for each image",
+                advice="Save it as a one-dimensional array of whole numbers or strings.",
+            )
+        for row in self.rows():
+            value = row.reshape(()).item()
+            yield value if isinstance(value, str) else int(value)

@@ -1,0 +1,51 @@
+"""Parquet in Hugging Face form: one file, or a folder of shards ``<split>-00000-of-00004.parquet``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sfumato.data.errors import BadInput
+from sfumato.data.formats.table import Table
+from sfumato.data.source import Choice
+
+_SHARD = re.compile(r"^(?P<split>.+?)(-\d+-of-\d+)?\.parquet$")
+_ROWS = 64
+_BUFFER = 1 << 20
+
+
+def parquet(path: Path, choice: Choice) -> Table:
+    """A source of the records of a parquet file or folder."""
+    files = _shards(path, choice.split) if path.is_dir() else [path]
+    return Table(files, choice, schema=pq.read_schema, batches=_batches)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The parquet files of a folder; ``data/`` is where the Hub keeps them."""
+    return sorted(folder.glob("*.parquet")) or sorted((folder / "data").glob("*.parquet"))
+
+
+def _shards(folder: Path, split: str) -> list[Path]:
+    found: dict[str, list[Path]] = {}
+    for file in files_in(folder):
+        match = _SHARD.match(file.name)
+        if match:
+            found.setdefault(match["split"], []).append(file)
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if split not in found:
+        raise BadInput(
+            f"the collection has no split called {split!r}",
+            advice=f"Choose one with split=...: {', '.join(sorted(found)) or 'there is none'}.",
+        )
+    return found[split]
+
+
+def _batches(file: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    # Buffered and not ahead of time: a row group may be the whole file.
+    with pq.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False) as opened:
+        yield from opened.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False)

@@ -1,0 +1,116 @@
+"""Tables in Hugging Face form: a column of encoded pictures beside columns for the label and the person.
+
+Parquet files and ``datasets`` folders differ only in how record batches come off the disk.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from sfumato.data.decode import Frame
+from sfumato.data.errors import BadInput, parsing
+from sfumato.data.source import Choice, Record, stamp
+
+Batches = Callable[[Path, list[str]], Iterator[pa.RecordBatch]]
+"""Opens a file and gives batches with these columns; memory stays flat."""
+
+_MALFORMED = "a table file is damaged"
+_ADVICE = "Fetch or write it again."
+
+
+class Table:
+    """Pictures as ``struct<bytes, path>`` or plain bytes; labels and persons as whole numbers or strings."""
+
+    def __init__(self, files: list[Path], choice: Choice, *, schema: Callable[[Path], pa.Schema], batches: Batches):
+        if not files:
+            raise BadInput("the collection has no table files", advice="Check the path and the split.")
+        self._files, self._batches = files, batches
+        self._image = choice.image_column or "image"
+        self._label = (choice.label_column or "label") if choice.labelled else None
+        self._person = choice.person_column
+        for file in files:
+            with parsing(_MALFORMED, advice=_ADVICE, name=file.name):
+                found = schema(file)
+                self._check(found)
+                self.classes = None if self._label is None else _declared(found, self._label)
+
+    def _check(self, schema: pa.Schema) -> None:
+        for name in (self._image, self._label, self._person):
+            if name is not None and schema.names.count(name) != 1:
+                raise BadInput(
+                    f"the table has no single column {name!r}",
+                    advice="Name the columns with image_column, label_column and person_column (labelled=False when "
+                    f"there are no labels). Columns: {', '.join(schema.names[:20])}.",
+                )
+        kind = schema.field(self._image).type
+        if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+            kind = kind.field("bytes").type
+        if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+            raise BadInput(
+                "the image column must hold encoded pictures",
+                advice="Store PNG or JPEG files as struct<bytes: binary, path: string> or as binary.",
+                detail=str(schema.field(self._image).type),
+            )
+        for name in (self._label, self._person):
+            if name is not None:
+                kind = schema.field(name).type
+                whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+                if not (whole or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+                    raise BadInput(
+                        f"the column {name!r} must hold whole numbers or strings",
+                        advice="Convert the column.",
+                        detail=str(kind),
+                    )
+
+    def fingerprint(self) -> str:
+        return stamp(self._files)
+
+    def records(self) -> Iterator[Record]:
+        columns = [name for name in (self._image, self._label, self._person) if name is not None]
+        row = 0
+        for file in self._files:
+            with parsing(_MALFORMED, advice=_ADVICE, name=file.name):
+                for batch in self._batches(file, columns):
+                    # Offsets in a damaged file may point anywhere: check them before a value is looked at.
+                    batch.validate(full=True)
+                    for values in batch.to_pylist():
+                        name = f"row {row}"
+                        yield Record(
+                            load=partial(_decode, values[self._image], name),
+                            label=None if self._label is None else _plain(values[self._label]),
+                            person=None if self._person is None else _plain(values[self._person]),
+                            name=name,
+                        )
+                        row += 1
+
+
+def _decode(value: dict[str, object] | bytes | None, name: str, frame: Frame) -> np.ndarray:
+    content = value.get("bytes") if isinstance(value, dict) else value
+    if not isinstance(content, bytes):
+        raise BadInput(
+            "a picture is missing from the image column",
+            advice="Pictures must be inside the table, not paths to files elsewhere; or use skip_bad (--skip-bad).",
+            detail=name,
+        )
+    return frame.decode(io.BytesIO(content), name=name)
+
+
+def _plain(value: object) -> int | str | None:
+    return value if isinstance(value, str) or value is None else int(value)  # type: ignore[call-overload]
+
+
+def _declared(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
+    """Class names that Hugging Face keeps in the schema; None when there are none."""
+    try:
+        kept = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        names = kept["info"]["features"][label]["names"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else None

@@ -1,0 +1,1 @@
+"""Trainings and evaluations that are compared, repeated and tabulated."""

@@ -1,0 +1,1 @@
+"""Training loops' shared parts: moving averages, schedules, checkpoints, run folders, profiling."""

@@ -1,0 +1,146 @@
+"""What a training costs in work, found by rehearsing it: a few steps of every part, on random pictures.
+
+Nothing private is needed: the method runs as it would, on noise of the right shape, and each part is cut short. Its
+work is counted, its time taken, and both are scaled up to the planned number of steps and records. Noise and the
+optimiser take their time however few records there are, so the time is taken twice, with few records and with more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from sfumato.methods.base import Method, Shape
+from sfumato.privacy import NoGuarantee, PrivateRecords
+from sfumato.privacy.curator import Item, Step
+
+_TIMED, _COUNTED = 4, 3  # steps; the first of all is not timed
+_UNITS, _UNITS_OF_A_CLASS = 48, 20  # records in a step, at least
+_FEWER = 4  # times fewer in the first of two rehearsals
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a training: planned steps, records in a step, and what one step takes.
+
+    What is done once is counted but not timed; it takes seconds.
+    """
+
+    name: str
+    steps: int
+    records: float
+    operations: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """Parameters that are released, and the parts; ``seconds`` are for the device that rehearsed."""
+
+    parameters: int
+    device: str
+    parts: tuple[Part, ...]
+
+    @property
+    def operations(self) -> float:
+        return sum(part.steps * part.operations for part in self.parts)
+
+    @property
+    def seconds(self) -> float:
+        return sum(part.steps * part.seconds for part in self.parts)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "parameters": self.parameters,
+            "device": self.device,
+            "operations": self.operations,
+            "seconds": self.seconds,
+            "parts": [asdict(part) for part in self.parts],
+        }
+
+
+def rehearse(method: Method, *, shape: Shape, classes: int, images: int, device: str | torch.device = "cpu") -> Work:
+    """Some twenty records of each class go through a step; work and seconds are scaled to ``images``.
+
+    Small steps use a device badly, so the seconds are an upper estimate; the work is what it is.
+    """
+    rates = [event.sampling_rate for event in method.queries() if event.sampling_rate < 1]
+    # Every class should come up in the smaller one too: where each has a model, each that is there takes its time.
+    units = max(_UNITS, _UNITS_OF_A_CLASS * classes)
+    count = max(classes, min(images, round(units / min(rates, default=1.0))))
+    fewer = max(classes, count // _FEWER)
+    few, _ = _rehearsed(method, shape=shape, classes=classes, count=fewer, device=device)
+    more, parameters = _rehearsed(method, shape=shape, classes=classes, count=count, device=device)
+    parts = []
+    for one, other in zip(few, more, strict=True):
+        if other.records:
+            further = (images - count) / count  # as many records again
+            each = (other.seconds - one.seconds) * count / max(1, count - fewer)
+            seconds = other.seconds + further * min(max(0.0, each), other.seconds)
+            other = replace(
+                other,
+                records=round(other.records * images / count),
+                # The smaller one's: in larger steps the engine may group a convolution, which torch counts as whole.
+                operations=one.operations * images / fewer,
+                seconds=seconds,
+            )
+        parts.append(other)
+    return Work(parameters, str(device), tuple(parts))
+
+
+def _rehearsed(
+    method: Method, *, shape: Shape, classes: int, count: int, device: str | torch.device
+) -> tuple[list[Part], int]:
+    """The parts with ``count`` records as they are, and how many parameters are released."""
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (count, *shape), dtype=np.uint8)
+    records = PrivateRecords(pixels, np.arange(count) % classes, classes=tuple(map(str, range(classes))))
+    parts: list[Part] = []
+
+    class Rehearsal(type(method).curator_type):  # type: ignore[misc]
+        """Stops each part early and writes down what it took."""
+
+        def steps(self, name: str, *, keep: Mapping[str, Any] | None = None) -> Iterator[Step]:
+            event = self.plan.event(name)
+            yield from _timed(super().steps(name, keep=keep), name, event.steps, event.sampling_rate * count)
+
+        def track(self, items: Iterable[Item], name: str, total: int) -> Iterator[Item]:
+            yield from _timed(super().track(items, name, total), name, total, 0)
+
+    def _timed(items: Iterable[Any], name: str, steps: int, records: float) -> Iterator[Any]:
+        times: list[float] = []
+        counts: list[int] = []
+        try:
+            for number, item in enumerate(items):
+                counter = FlopCounterMode(display=False)
+                if number >= min(steps - 1, _TIMED):
+                    with counter:
+                        # A question that is asked once leaves the loop here, with its answer.
+                        try:
+                            yield item
+                        finally:
+                            counts.append(counter.get_total_flops())
+                    if number + 1 == _TIMED + _COUNTED:
+                        return
+                    continue
+                begin = time.perf_counter()
+                yield item
+                if "cuda" in str(device):
+                    torch.cuda.synchronize()
+                times.append(time.perf_counter() - begin)
+        finally:
+            # A step in which the engine tries out formulas counts and takes more than those that follow.
+            operations, seconds = min(counts, default=0), min(times[1:], default=0.0)
+            parts.append(Part(name, steps, records, operations, seconds))
+
+    rehearsed = copy(method)
+    object.__setattr__(rehearsed, "curator_type", Rehearsal)
+    release = rehearsed.fit(records, NoGuarantee(), device=device)
+    return parts, sum(p.numel() for p in release.model.parameters())

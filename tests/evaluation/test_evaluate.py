@@ -1,0 +1,194 @@
+"""A whole evaluation: complete records, baselines in order, selection blind to real data, no NaN on collapse."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sfumato.data.images import Images
+from sfumato.evaluation.classifiers import LOGISTIC_REGRESSION, Recipe, mlp
+from sfumato.evaluation.evaluate import HALVES, NOISE, REAL, SYNTHETIC, evaluate
+from sfumato.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
+
+CLASSES = ("a", "b", "c")
+
+KEYS = """
+row metric classifier mean std std_over values per_class worst_class protocol data candidate reference features
+seeds settings guarantee private
+"""
+
+QUICK = replace(
+    PROTOCOLS["sinkhorn"],
+    recipes=(LOGISTIC_REGRESSION, Recipe("CNN", mlp, epochs=6, batch=16, held_out=0.25)),
+)
+
+
+def blocks(count: int, *, seed: int, noise: int = 150) -> Images:
+    """A class is the third of the picture that is brighter; the noise makes it a task."""
+    random = np.random.default_rng(seed)
+    labels = np.arange(count) % 3
+    pixels = random.integers(0, noise, size=(count, 1, 12, 12), dtype=np.uint8)
+    for row, label in enumerate(labels):
+        pixels[row, 0, :, 4 * label : 4 * label + 4] += 60
+    return Images(pixels, labels.astype(np.int64), CLASSES)
+
+
+def find(result: dict[str, Any], row: str, metric: str, classifier: str | None = None) -> dict[str, Any]:
+    (entry,) = [
+        entry
+        for entry in result["measurements"]
+        if (entry["row"], entry["metric"]) == (row, metric) and classifier in (None, entry["classifier"])
+    ]
+    return entry
+
+
+@pytest.fixture(scope="module")
+def result() -> dict[str, Any]:
+    return evaluate(
+        blocks(60, seed=1),
+        blocks(90, seed=2),
+        blocks(60, seed=3),
+        protocol=QUICK,
+        seeds=(4, 5),
+        with_inception=False,
+        guarantee={"epsilon": 1.0, "delta": 1e-5, "unit": "image"},
+    )
+
+
+def test_every_number_carries_its_circumstances(result: dict[str, Any]) -> None:
+    assert result["notice"].startswith("NOT PRIVATE")
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    for entry in result["measurements"]:
+        assert list(entry) == KEYS.split()
+        assert entry["protocol"] == "sinkhorn"
+        assert entry["guarantee"] == {"epsilon": 1.0, "delta": 1e-5, "unit": "image"}
+        assert entry["private"] is False
+        for side in ("candidate", "reference"):
+            assert entry[side]["data"] and entry[side]["count"] > 0
+        if entry["metric"] == "accuracy":
+            assert entry["seeds"] == ([4] if entry["classifier"] == "LR" else [4, 5])
+            assert len(entry["values"]) == len(entry["seeds"])
+            assert [part["class"] for part in entry["per_class"]] == list(CLASSES)
+            assert entry["worst_class"]["mean"] == min(part["mean"] for part in entry["per_class"])
+        elif entry["metric"] != "label_agreement":
+            assert entry["features"]["hash"].startswith("sha256:")
+            assert "this run only" in entry["features"]["trained_on"]
+
+
+def test_baselines_frame_the_synthetic_row(result: dict[str, Any]) -> None:
+    assert {entry["row"] for entry in result["measurements"]} == {SYNTHETIC, REAL, HALVES, NOISE}
+    for name in ("LR", "CNN"):
+        assert find(result, NOISE, "accuracy", name)["mean"] < 0.6 < find(result, SYNTHETIC, "accuracy", name)["mean"]
+    assert find(result, SYNTHETIC, "accuracy", "LR")["reference"] == {"data": "real", "split": "test", "count": 60}
+    assert find(result, HALVES, "accuracy", "LR")["candidate"]["count"] == 45
+    distances = {row: find(result, row, "frechet_distance")["mean"] for row in (SYNTHETIC, REAL, HALVES, NOISE)}
+    assert max(distances[SYNTHETIC], distances[REAL], distances[HALVES]) < distances[NOISE]
+    assert find(result, SYNTHETIC, "label_agreement")["mean"] > 0.6
+
+
+def test_evaluation_is_repeatable(result: dict[str, Any]) -> None:
+    again = evaluate(
+        blocks(60, seed=1),
+        blocks(90, seed=2),
+        blocks(60, seed=3),
+        protocol=QUICK,
+        seeds=(4, 5),
+        with_inception=False,
+        guarantee={"epsilon": 1.0, "delta": 1e-5, "unit": "image"},
+    )
+    assert json.dumps(again) == json.dumps(result)
+
+
+def test_selection_never_sees_real_data(result: dict[str, Any]) -> None:
+    """Other real images, even with wrong labels, leave the chosen epochs of the synthetic row where they were."""
+    misleading = blocks(60, seed=8)
+    misleading = Images(misleading.pixels, (misleading.labels + 1) % 3, CLASSES)
+    other = evaluate(blocks(60, seed=1), misleading, misleading, protocol=QUICK, seeds=(4, 5), with_inception=False)
+    before, after = (find(found, SYNTHETIC, "accuracy", "CNN") for found in (result, other))
+    assert before["settings"]["selected_epochs"] == after["settings"]["selected_epochs"]
+    assert before["mean"] != after["mean"]
+
+
+def test_several_sets_are_independent_generators_with_one_classifier_each() -> None:
+    sets = [blocks(36, seed=seed) for seed in (1, 2, 3)]
+    found = evaluate(sets, blocks(60, seed=4), blocks(45, seed=5), protocol=QUICK, with_inception=False)
+    entry = find(found, SYNTHETIC, "accuracy", "LR")
+    assert (len(entry["values"]), entry["seeds"]) == (3, [0, 1, 2])
+    assert entry["std_over"] == "generators, one classifier each"
+    distance = find(found, SYNTHETIC, "frechet_distance")
+    assert len(set(distance["values"])) == 3 and distance["std"] > 0
+    with pytest.raises(ValueError, match="equally large"):
+        evaluate([sets[0], blocks(30, seed=2)], blocks(60, seed=4), blocks(45, seed=5), with_inception=False)
+
+
+def test_inception_numbers_are_finite_on_collapsed_samples_and_cached(tmp_path: Path) -> None:
+    one = blocks(1, seed=0)
+    collapsed = Images(np.repeat(one.pixels, 30, axis=0), np.repeat(one.labels, 30), CLASSES)
+    lean = replace(QUICK, recipes=(LOGISTIC_REGRESSION,), judge="LR")
+    found = evaluate(
+        collapsed,
+        blocks(60, seed=4),
+        blocks(45, seed=5),
+        protocol=lean,
+        seeds=(0,),
+        feature_images=7,
+        cache=tmp_path,
+    )
+    json.dumps(found, allow_nan=False)
+    entry = find(found, SYNTHETIC, "fid")
+    assert entry["features"]["hash"] == "sha1:a16e4d89c0ecbc17a915dd76ea9e41211aa82562"
+    assert (entry["candidate"]["count"], entry["reference"]) == (7, {"data": "real", "split": "test", "count": 7})
+    assert find(found, SYNTHETIC, "accuracy")["mean"] == pytest.approx(1 / 3)
+    assert find(found, SYNTHETIC, "fid")["mean"] > find(found, HALVES, "fid")["mean"]
+    # Reference, first half (also the training subsample), second half and noise; the synthetic set is not kept.
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_class_names_decide_not_their_order_and_strangers_are_refused() -> None:
+    real, test = blocks(60, seed=4), blocks(45, seed=5)
+    renamed = Images(test.pixels, 2 - test.labels, ("c", "b", "a"))
+    lean = replace(QUICK, recipes=(LOGISTIC_REGRESSION,), judge="LR")
+    plain, turned = (
+        evaluate(synthetic, real, test, protocol=lean, seeds=(0,), with_inception=False)
+        for synthetic in (test, renamed)
+    )
+    assert find(plain, SYNTHETIC, "accuracy") == find(turned, SYNTHETIC, "accuracy")
+    with pytest.raises(ValueError, match=r"\['z'\]"):
+        evaluate(Images(test.pixels, test.labels, ("a", "b", "z")), real, test, with_inception=False)
+    with pytest.raises(ValueError, match="same size and colour"):
+        evaluate(Images(test.pixels[:, :, :8], test.labels, CLASSES), real, test, with_inception=False)
+
+
+def test_protocols_keep_their_own_references_and_classifiers() -> None:
+    assert {name: protocol.reference for name, protocol in PROTOCOLS.items()} == {
+        "sinkhorn": "test",
+        "dppm": "train",
+        "dpdm": "train",
+        "bench": "train",
+    }
+    assert [recipe.name for recipe in PROTOCOLS["bench"].recipes] == ["ResNet", "WRN", "ResNeXt"]
+    assert all(recipe.held_out for name in ("dpdm", "bench") for recipe in PROTOCOLS[name].recipes)
+    assert isinstance(protocol_named("dppm"), Protocol)
+    with pytest.raises(ValueError, match="sinkhorn, dppm, dpdm, bench"):
+        protocol_named("fid")
+
+
+def test_bench_reports_the_mean_of_its_classifiers_and_compares_with_the_training_split() -> None:
+    tiny = tuple(replace(recipe, network=mlp, epochs=1, held_out=0.2) for recipe in PROTOCOLS["bench"].recipes)
+    found = evaluate(
+        blocks(36, seed=1),
+        blocks(60, seed=4),
+        blocks(45, seed=5),
+        protocol=replace(PROTOCOLS["bench"], recipes=tiny),
+        seeds=(0, 1),
+        with_inception=False,
+    )
+    parts = [find(found, SYNTHETIC, "accuracy", name)["mean"] for name in ("ResNet", "WRN", "ResNeXt")]
+    assert find(found, SYNTHETIC, "accuracy", "mean of ResNet, WRN, ResNeXt")["mean"] == pytest.approx(np.mean(parts))
+    assert find(found, SYNTHETIC, "frechet_distance")["reference"]["split"] == "train"
+    assert find(found, REAL, "frechet_distance")["candidate"]["split"] == "test"

@@ -1,0 +1,63 @@
+"""A generator that breaks down while it learns from answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sfumato.data import PrivateImages
+from sfumato.methods.dpaf import DPAF
+from sfumato.networks.dcgan import Generator
+from sfumato.privacy import Budget
+from sfumato.training.divergence_guard import DivergenceGuard
+from squares import squares
+
+
+def test_it_goes_back_to_its_best_and_on_more_slowly() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rescue = DivergenceGuard(model, optimizer)
+    best = model.weight.detach().clone()
+
+    def looks(value: float) -> bool:
+        """What the next look says, with nineteen askings before it that read nothing."""
+        answers = [rescue.needed(torch.tensor(value)) for _ in range(20)]
+        assert not any(answers[1:])
+        return answers[0]
+
+    assert not looks(10.0) and not looks(0.0)
+    with torch.no_grad():
+        model.weight.add_(5.0)
+    assert not looks(4.9)  # half is not lost
+    assert looks(5.1) and rescue.rate == 0.5
+    assert torch.equal(model.weight, best)
+    assert looks(float("nan")) and rescue.rate == 0.25
+
+
+@pytest.mark.parametrize("rescued", [True, False])
+def test_a_generator_at_the_ends_of_its_range_learns_again(rescued: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its pixels turn white on the way; without the rescue they stay so."""
+    pixels, labels = squares(200)
+    method = DPAF(
+        width=4, maps=8, taps=1, coarse=4, pairs=0, code=4, generator_width=4, iterations=120, fakes=8,
+        learning_rate=0.01,
+    )  # fmt: skip
+    calls = 0
+    needed = DivergenceGuard.needed
+
+    def breaking(self: DivergenceGuard, loss: Tensor) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == 70 and isinstance(self.model, Generator):
+            with torch.no_grad():
+                self.model.convolutions[-1].bias.fill_(1e4)
+            return True  # the slope at hand is that of the sound one
+        return needed(self, loss) if rescued else False
+
+    monkeypatch.setattr(DivergenceGuard, "needed", breaking)
+    release = method.fit(PrivateImages(pixels, labels, classes=("0", "1")), Budget(100.0, 1e-3), device="cpu", seed=3)
+    drawn, given = release.sample(100, seed=0, device="cpu")
+    apart = [abs(drawn[given == label].mean(0) - pixels[labels == label].mean(0)).mean() for label in range(2)]
+    assert calls >= 120
+    assert max(apart) < 30 if rescued else min(apart) > 60

@@ -1,0 +1,41 @@
+"""What a plan says about work: every part of every method, in proportion to the collection."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from sfumato.cli.main import app
+from sfumato.methods.registry import find
+from sfumato.training.profiling import rehearse
+
+
+@pytest.mark.parametrize("name", ["dp-merf", "dp-lflow", "dppm"])
+def test_every_part_is_counted(name: str) -> None:
+    method = find(name).small()
+    work = rehearse(method, shape=(1, 8, 8), classes=2, images=400)
+    planned = {event.name: event for event in method.queries()}
+    assert planned.keys() <= {part.name for part in work.parts}
+    for part in work.parts:
+        if part.name in planned:
+            assert part.steps == planned[part.name].steps
+            assert part.records == round(400 * planned[part.name].sampling_rate)
+    assert work.parameters > 0 and work.operations > 0
+    assert sum(part.steps * part.operations for part in work.parts) == work.operations
+
+
+def test_work_grows_with_the_collection_and_not_time_alone() -> None:
+    method = find("dp-lflow").small()
+    small, large = (rehearse(method, shape=(1, 8, 8), classes=2, images=images) for images in (1000, 2000))
+    assert large.parts[-1].records == 2 * small.parts[-1].records
+    assert 1.2 < large.operations / small.operations < 3.0
+
+
+def test_the_command_line_says_what_a_run_costs() -> None:
+    words = ["plan", "dp-merf", "--epsilon", "1", "--size", "8", "--images", "500", "--set", "iterations=7"]
+    facts = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    parts = {part["name"]: part["steps"] for part in facts["work"]["parts"]}
+    assert parts == {"label counts": 1, "mean embedding": 1, "generator": 7}
+    assert "floating point operations" in CliRunner().invoke(app, words).stdout.replace("\n", " ")
