@@ -6,6 +6,7 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,10 +20,10 @@ from sfumato.audit.noise import ALPHA, audit_noise
 from sfumato.audit.replay import replay
 from sfumato.audit.worst_case import worst_case_images
 from sfumato.methods.base import Method
-from sfumato.privacy import Budget, BudgetExceeded, Ledger
+from sfumato.methods.registry import find, load
+from sfumato.privacy import Budget, BudgetExceeded, Event, Ledger
 from sfumato.privacy.accounting import epsilon
-from sfumato.privacy.events import event_from_json
-from sfumato.release.card import rounded_up
+from sfumato.release.card import Card, rounded_up
 from sfumato.release.release import Release
 
 Images = tuple[np.ndarray, np.ndarray]
@@ -46,20 +47,20 @@ def audit_release(
     """
     path = Path(path)
     folder = path / "release" if (path / "release").is_dir() else path
-    release = Release.load(folder)
+    release = load(folder)
     card = release.card
     audit: dict[str, Any] = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "method": card["method"],
-        "variant": card["variant"],
-        "printed": card["epsilon"],
-        "delta": card["delta"],
+        "method": card.method,
+        "variant": card.variant,
+        "printed": card.epsilon,
+        "delta": card.delta,
         "card": _check_card(card, path / "ledger.jsonl"),
         "internal": {},
         "lines": [],
     }
-    if card["guarantee"] == "certified":
-        budget = Budget(card["epsilon"], card["delta"], unit=card["unit"])
+    if card.epsilon is not None and card.delta is not None:
+        budget = Budget(card.epsilon, card.delta, unit=card.unit)
         _attack_method(audit, card, budget, pairs=pairs, canaries=canaries)
     else:
         audit["lines"].append("Not audited: the release promises nothing, so there is nothing to refute.")
@@ -72,13 +73,13 @@ def audit_release(
     return audit
 
 
-def _check_card(card: dict[str, Any], ledger: Path) -> dict[str, Any]:
+def _check_card(card: Card, ledger: Path) -> dict[str, Any]:
     """Does the printed ε follow from the card's own events, and does the ledger still know this release?"""
-    spent = epsilon([event_from_json(event) for event in card["events"]], card["delta"] or 1e-5)
-    covered = card["epsilon"] is None or spent <= card["epsilon"]
+    spent = epsilon(card.events, card.delta or 1e-5)
+    covered = card.epsilon is None or spent <= card.epsilon
     holds: bool | None = None
     if ledger.exists():
-        holds = Ledger.read(ledger).holds(card["ledger_head"]["length"], card["ledger_head"]["hash"])
+        holds = Ledger.read(ledger).holds(card.ledger_head.length, card.ledger_head.hash)
     return {
         "recomputed": rounded_up(spent) if math.isfinite(spent) else None,
         "covers": covered,
@@ -87,15 +88,13 @@ def _check_card(card: dict[str, Any], ledger: Path) -> dict[str, Any]:
     }
 
 
-def _attack_method(audit: dict[str, Any], card: dict[str, Any], budget: Budget, *, pairs: int, canaries: int) -> None:
-    from sfumato.methods.registry import find
-
-    method = find(card["method"]).small(card["variant"])
+def _attack_method(audit: dict[str, Any], card: Card, budget: Budget, *, pairs: int, canaries: int) -> None:
+    method = find(card.method).small(card.variant)
     budget, printed = _affordable(method, budget), budget
     private = worst_case_images(persons=budget.unit == "person")
     replayed = replay(method, private, budget=budget, pairs=pairs)
     listened = audit_noise(method, private, budget=budget)
-    events = [event_from_json(event) for event in card["events"]]
+    events = card.events
     accounted = accountant_check(
         events, delta=budget.delta, draws=_draws(events, budget.delta), printed=printed.epsilon
     )
@@ -127,7 +126,7 @@ def _affordable(method: Method, budget: Budget) -> Budget:
     return budget
 
 
-def _draws(events: list[Any], delta: float) -> int:
+def _draws(events: Sequence[Event], delta: float) -> int:
     """Enough for a quantile at δ, fewer where there are many steps to draw."""
     steps = sum(getattr(event, "steps", 1) for event in events)
     return int(min(max(20 / delta, 20_000), 4_000_000, max(20_000, 4e8 / max(1, steps))))
@@ -159,8 +158,7 @@ def write(audit: dict[str, Any], path: str | Path, *, on_card: bool = True) -> P
         os.fchmod(file.fileno(), 0o600)
         file.write(json.dumps(audit, indent=2, ensure_ascii=False) + "\n")
     if on_card:
-        release = Release.load(folder)
-        release.card["audits"] = list(audit["lines"])
+        release = load(folder).with_audits(audit["lines"])
         with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
             made = release.save(Path(temporary) / "release")
             for name in ("card.json", "card.html"):

@@ -170,7 +170,7 @@ class Method(ABC):
                 command=command,
                 claim=self.claim(),
             )
-            return Release(self, model, card)
+            return Release(self, model.state_dict(), card)
         finally:
             if owned:
                 book.close()
