@@ -25,7 +25,7 @@ class Leaky(SoundTwin):
     """Its divisor is the size of the batch."""
 
     def learn(self, curator, step, model):
-        gradient = step.noisy_gradient("gradient", model, self.loss, clip={"base": 1.0, "offset": 1.0})
+        gradient = step.noisy_gradient("gradient", model, self.loss, clip_norm={"base": 1.0, "offset": 1.0})
         return gradient / max(1, len(step._batch))
 '''
 

@@ -18,7 +18,7 @@ from sfumato.methods.base import Method, Shape
 from sfumato.privacy import Block, Counts, Curator, NoisyGradient, PrivateRecords, Step, SubsampledGaussian
 from sfumato.privacy.gradients import Batch
 from sfumato.privacy.gradients.group_terms import Grouped, Terms
-from sfumato.privacy.mechanism import Part, Query, noisy
+from sfumato.privacy.mechanism import ClippedSum, Query, add_noise
 from sfumato.release.release import Release
 
 
@@ -69,7 +69,7 @@ class SoundTwin(Method):
 
     def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
         clips = {"base": self.clip, "offset": self.clip}
-        return step.noisy_gradient("gradient", model, self.loss, clip=clips) / 10.0
+        return step.noisy_gradient("gradient", model, self.loss, clip_norm=clips) / 10.0
 
     def stop(self, curator: Curator, model: MeanImages, losses: list[float]) -> bool:
         return False
@@ -94,23 +94,25 @@ def _peek(curator: Curator) -> tuple[Tensor, Tensor]:
 class _HalfPaid(Step):
     """Two clips, one entry: each group gets the noise of a single clip."""
 
-    def _answer(self, block: str, parts: tuple[Part, ...], public: Mapping[str, Any]) -> Tensor:
-        narrow = tuple(replace(part, deviation=part.deviation / len(parts) ** 0.5) for part in parts)
+    def _answer(self, block: str, parts: tuple[ClippedSum, ...], public: Mapping[str, Any]) -> Tensor:
+        narrow = tuple(replace(part, standard_deviation=part.standard_deviation / len(parts) ** 0.5) for part in parts)
         return super()._answer(block, narrow, public)
 
 
 class _Unclipped(Step):
     """The sum is clipped a thousand times wider than the noise believes."""
 
-    def _answer(self, block: str, parts: tuple[Part, ...], public: Mapping[str, Any]) -> Tensor:
-        wrong = tuple(replace(p, bound=p.bound / 1000, deviation=p.deviation / 1000) for p in parts)
+    def _answer(self, block: str, parts: tuple[ClippedSum, ...], public: Mapping[str, Any]) -> Tensor:
+        wrong = tuple(
+            replace(p, clip_norm=p.clip_norm / 1000, standard_deviation=p.standard_deviation / 1000) for p in parts
+        )
         return super()._answer(block, wrong, public)
 
 
 class _PaysLater(Step):
     """Answers first and charges afterwards: a crash in between is a gift."""
 
-    def _answer(self, block: str, parts: tuple[Part, ...], public: Mapping[str, Any]) -> Tensor:
+    def _answer(self, block: str, parts: tuple[ClippedSum, ...], public: Mapping[str, Any]) -> Tensor:
         curator, event = self._curator, self._event
         charge = curator._charge
         curator._charge = lambda event: None  # type: ignore[method-assign]
@@ -167,33 +169,35 @@ def _taped(curator: Curator, question: Query, answer: Tensor) -> Tensor:
 class _HalvedNoise(Curator):
     """The noise is half of what the question says."""
 
-    def _exchange(self, question: Query) -> Tensor:
-        parts = tuple(replace(part, deviation=part.deviation / 2) for part in question.parts)
-        answer = noisy(replace(question, parts=parts), self._randomness)
+    def _release(self, question: Query) -> Tensor:
+        parts = tuple(replace(part, standard_deviation=part.standard_deviation / 2) for part in question.sums)
+        answer = add_noise(replace(question, sums=parts), self._randomness)
         return _taped(self, question, answer)
 
 
 class _SeededNoise(Curator):
     """The noise comes from a generator that somebody seeded: the same in every run and every step."""
 
-    def _exchange(self, question: Query) -> Tensor:
+    def _release(self, question: Query) -> Tensor:
         generator = torch.Generator().manual_seed(0)
         pieces = []
-        for part in question.parts:
+        for part in question.sums:
             noise = torch.randn(part.total.numel(), generator=generator, dtype=torch.float64)
-            pieces.append(part.total.flatten().double() + part.deviation * noise)
+            pieces.append(part.total.flatten().double() + part.standard_deviation * noise)
         return _taped(self, question, torch.cat(pieces))
 
 
 class _OffGrid(Curator):
     """The right noise, left in floating point: the last bits of an answer tell which sums were possible."""
 
-    def _exchange(self, question: Query) -> Tensor:
-        count = sum(part.total.numel() for part in question.parts)
+    def _release(self, question: Query) -> Tensor:
+        count = sum(part.total.numel() for part in question.sums)
         label = (question.event, question.step, question.block)
         noise = self._randomness.gaussian(count, self.device, *label)
-        sizes = [part.total.numel() for part in question.parts]
-        pieces = [p.total.flatten() + p.deviation * n for p, n in zip(question.parts, noise.split(sizes), strict=True)]
+        sizes = [part.total.numel() for part in question.sums]
+        pieces = [
+            p.total.flatten() + p.standard_deviation * n for p, n in zip(question.sums, noise.split(sizes), strict=True)
+        ]
         return _taped(self, question, torch.cat(pieces))
 
 
@@ -263,7 +267,7 @@ class RealBatchSize(SoundTwin):
     """the real batch size as divisor"""
 
     def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
-        gradient = step.noisy_gradient("gradient", model, self.loss, clip={"base": self.clip, "offset": self.clip})
+        gradient = step.noisy_gradient("gradient", model, self.loss, clip_norm={"base": self.clip, "offset": self.clip})
         return gradient / max(1, len(step._batch))
 
 
@@ -277,7 +281,7 @@ class Centred(SoundTwin):
         def loss(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
             return self.loss(model, images - mean, labels, random)
 
-        return step.noisy_gradient("gradient", model, loss, clip={"base": self.clip, "offset": self.clip}) / 10.0
+        return step.noisy_gradient("gradient", model, loss, clip_norm={"base": self.clip, "offset": self.clip}) / 10.0
 
 
 @dataclass(frozen=True)
@@ -348,7 +352,7 @@ class ShardEncoder(SoundTwin):
             code = 10 * torch.sign(torch.nan_to_num(images).flatten(1) @ encoder)[:, None] * encoder
             return self.loss(model, code.view_as(images), labels, random)
 
-        return step.noisy_gradient("gradient", model, loss, clip={"base": self.clip, "offset": self.clip}) / 10.0
+        return step.noisy_gradient("gradient", model, loss, clip_norm={"base": self.clip, "offset": self.clip}) / 10.0
 
 
 @dataclass(frozen=True)
@@ -362,7 +366,7 @@ class UnnoisedAggregate(SoundTwin):
         def loss(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
             return signal * self.loss(model, images, labels, random)
 
-        return step.noisy_gradient("gradient", model, loss, clip={"base": self.clip, "offset": self.clip}) / 10.0
+        return step.noisy_gradient("gradient", model, loss, clip_norm={"base": self.clip, "offset": self.clip}) / 10.0
 
 
 @dataclass(frozen=True)
@@ -437,7 +441,7 @@ class StateAcrossRecords(SoundTwin):
         for step in curator.steps("train"):
             step.update(state, everybody)
             clips = {"base": self.clip, "offset": self.clip}
-            (step.noisy_gradient("gradient", model, loss, clip=clips, state=state) / 10.0).apply(optimizer)
+            (step.noisy_gradient("gradient", model, loss, clip_norm=clips, state=state) / 10.0).apply(optimizer)
         return model, None
 
 
@@ -451,9 +455,8 @@ class GroupedTwin(SoundTwin):
 
     def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
         clips = (self.clip, self.group_clip)
-        return step.noisy_term_gradient(
-            "gradient", model, self.loss, self.group_loss, groups=self.groups, clips=clips, batch=self.batch
-        )
+        terms = Grouped(self.loss, self.group_loss, groups=self.groups, clips=clips, batch=self.batch)
+        return step.noisy_terms("gradient", model, terms)
 
     def group_loss(self, model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
         """Up or down, by whether the images with a dark corner are even in number: each of them turns its group."""

@@ -40,12 +40,12 @@ class Seen:
 class _Watching(Curator):
     seen: Seen
 
-    def _exchange(self, question: Query) -> Tensor:
-        answer = super()._exchange(question)
+    def _release(self, question: Query) -> Tensor:
+        answer = super()._release(question)
         pieces = []
-        for part, piece in zip(question.parts, answer.split([p.total.numel() for p in question.parts]), strict=True):
-            pieces.append((piece.double() - part.total.flatten().double()) / part.deviation)
-            steps = piece.double() / grid_of(part.deviation)
+        for part, piece in zip(question.sums, answer.split([p.total.numel() for p in question.sums]), strict=True):
+            pieces.append((piece.double() - part.total.flatten().double()) / part.standard_deviation)
+            steps = piece.double() / grid_of(part.standard_deviation)
             self.seen.off_grid += int((steps != steps.round()).sum())
             self.seen.numbers += len(piece)
         self.seen.noise[(question.event, question.step, question.block)] = torch.cat(pieces).cpu().numpy()
