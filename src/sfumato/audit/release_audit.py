@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import tempfile
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +15,7 @@ from sfumato.audit.membership import NOTICE, Membership, gan_leaks, likelihood
 from sfumato.audit.noise import ALPHA, audit_noise
 from sfumato.audit.replay import replay
 from sfumato.audit.worst_case import worst_case_images
+from sfumato.files import write_file, write_json
 from sfumato.methods.base import Method
 from sfumato.privacy import Budget, BudgetExceeded, Ledger
 from sfumato.privacy.accounting import epsilon
@@ -154,15 +152,10 @@ def write(audit: dict[str, Any], path: str | Path, *, on_card: bool = True) -> P
     path = Path(path)
     run = (path / "release").is_dir()
     folder, beside = (path / "release", path / "audit.json") if run else (path, path.parent / f"{path.name}.audit.json")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(json.dumps(audit, indent=2, ensure_ascii=False) + "\n")
+    write_json(beside, audit, private=True)
     if on_card:
         release = Release.load(folder)
         release.card["audits"] = list(audit["lines"])
-        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-            made = release.save(Path(temporary) / "release")
-            for name in ("card.json", "card.html"):
-                os.replace(made / name, folder / name)
+        write_json(folder / "card.json", release.card, private=False)
+        write_file(folder / "card.html", release.page(), private=False)
     return beside
