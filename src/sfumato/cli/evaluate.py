@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from sfumato.files import write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,7 +99,7 @@ def evaluate_command(
         errors.print(f"error: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from error
     if json_file is not None:
-        _write(json_file, json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        write_json(json_file, result, private=True)
     if neighbours is not None:
         shown = sets[0].images if isinstance(sets[0], SyntheticImages) else sets[0].pixels
         looked_at = shown[:MEMORISATION_IMAGES]
@@ -177,14 +177,6 @@ def _synthetic(path: Path, **options: Any) -> Images | SyntheticImages:
     from sfumato.release.export import is_export, read_export
 
     return read_export(path) if is_export(path) else read(path, internal=True, infer_classes=True, **options)
-
-
-def _write(path: Path, text: str) -> None:
-    # Not private, so readable by its owner alone.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(text)
 
 
 @contextmanager
