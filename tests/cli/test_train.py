@@ -18,7 +18,7 @@ import torch
 import typer
 from torch import nn
 
-from sfumato.audit.broken_methods import SoundTwin
+from sfumato.audit.broken_methods import ControlMethod
 from sfumato.cli.main import app, main
 from sfumato.privacy import Budget, Curator, Ledger, PrivateRecords, Randomness
 from sfumato.training.checkpoint import FolderCheckpoint
@@ -230,8 +230,8 @@ def test_a_stopped_run_goes_on_without_paying_twice(data: Path, tmp_path: Path) 
     assert Ledger.read(run / "ledger.jsonl").events() == paid
 
 
-class CachedArrays(SoundTwin):
-    """The sound twin with a checkpoint, so that it can be resumed."""
+class Resumable(ControlMethod):
+    """The control method with a checkpoint, so that it can be resumed."""
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, None]:
         model = self.build(curator.shape, len(curator.classes))
@@ -254,7 +254,7 @@ def train_and_tell(folder: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 4, 4), dtype=np.uint8)
     private = PrivateRecords(pixels, np.arange(8) % 2, classes=("a", "b"))
     checkpoint = FolderCheckpoint(folder / "checkpoint", seconds=0.02)
-    method = CachedArrays(steps=200, rate=0.5)
+    method = Resumable(steps=200, rate=0.5)
     method.fit(private, Budget(3.0, 1e-5), folder / "ledger", checkpoint=checkpoint, device="cpu")
     os._exit(0)
 
@@ -266,7 +266,7 @@ def test_killed_at_twenty_moments_the_ledger_is_never_short(tmp_path: Path) -> N
     drawn = tmp_path / "drawn"
     drawn.touch()
     kills, charged = 0, 0
-    CachedArrays(steps=200, rate=0.5).plan(
+    Resumable(steps=200, rate=0.5).plan(
         Budget(3.0, 1e-5)
     )  # the children inherit the calibration and need not repeat it
     while charged < 200:

@@ -19,7 +19,7 @@ from sfumato.files import private_folder, write_json
 from sfumato.methods import DPMERF
 from sfumato.methods.base import Method
 from sfumato.privacy import Budget
-from sfumato.release import Release
+from sfumato.release import Release, SyntheticImages
 from sfumato.release.export import export
 from sfumato.release.image_grid import grid
 
@@ -80,9 +80,9 @@ def run_demo(
     _print_plan(method, budget, console)
     out.mkdir(parents=True, exist_ok=True)
     release = _fit(method, PrivateImages.from_images(train), budget, out / "ledger.jsonl", console)
-    images, labels = release.sample(SYNTHETIC)
-    _write(release, images, labels, out, console)
-    outcome = _evaluate(images, labels, train, test, out, drawn=data is None, console=console)
+    synthetic = release.sample(SYNTHETIC)
+    _write(release, synthetic, out, console)
+    outcome = _evaluate(synthetic, train, test, out, drawn=data is None, console=console)
     console.print(f"\n[dim]That took {time.monotonic() - started:.0f} seconds.[/dim]")
     return outcome
 
@@ -140,14 +140,15 @@ def _fit(method: Method, private: PrivateImages, budget: Budget, ledger: Path, c
     with ProgressBar() as progress:
         release = method.fit(private, budget, ledger, progress=progress)
     card = release.card
-    console.print(Panel(card["sentence"], title=f"[bold]{card['guarantee']}[/bold]: ε = {card['epsilon']}", width=100))
+    console.print(Panel(card.sentence, title=f"[bold]{card.guarantee}[/bold]: ε = {card.epsilon}", width=100))
     return release
 
 
-def _write(release: Release, images: np.ndarray, labels: np.ndarray, out: Path, console: Console) -> None:
+def _write(release: Release, synthetic: SyntheticImages, out: Path, console: Console) -> None:
+    images, labels = synthetic
     console.rule(f"[bold]4 · {SYNTHETIC:,} synthetic images")
     release.save(out / "release")
-    export(images, labels, release.classes, out / "synthetic", format="folder", card=release.card)
+    export(synthetic, out / "synthetic", format="folder")
     order = np.argsort(labels, kind="stable")
     each = [order[labels[order] == number][:10] for number in range(min(10, len(release.classes)))]
     grid(images[np.concatenate(each)], columns=10, scale=max(1, 84 // images.shape[-1])).save(out / "samples.png")
@@ -160,7 +161,7 @@ def _write(release: Release, images: np.ndarray, labels: np.ndarray, out: Path, 
 
 
 def _evaluate(
-    images: np.ndarray, labels: np.ndarray, train: Images, test: Images, out: Path, *, drawn: bool, console: Console
+    synthetic: SyntheticImages, train: Images, test: Images, out: Path, *, drawn: bool, console: Console
 ) -> Outcome:
     console.rule("[bold]5 · How useful they are")
     random = np.random.default_rng(0)
@@ -168,7 +169,7 @@ def _evaluate(
     checked = random.permutation(len(test.labels))[:_TEST_AT_MOST]
     held_out = (test.pixels[checked], test.labels[checked])
     outcome = Outcome(
-        synthetic=_accuracy(images, labels, *held_out),
+        synthetic=_accuracy(synthetic.images, synthetic.labels, *held_out),
         private=_accuracy(train.pixels[rows], train.labels[rows], *held_out),
     )
     tested = "freshly drawn digits" if drawn else "the images that were held out"

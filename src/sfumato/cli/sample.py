@@ -27,10 +27,10 @@ def sample(
     """Draw labelled images from a release. Costs no privacy: no private data is read."""
     import numpy as np
 
-    from sfumato.release import Release
+    from sfumato.methods.registry import load
     from sfumato.release.export import export
 
-    found = Release.load(release_folder(release))
+    found = load(release_folder(release))
     wanted = None
     if labels is not None:
         given = label_set(labels)
@@ -39,15 +39,12 @@ def sample(
         if unknown:
             raise ValueError(f"--labels: no class {unknown[0]!r}; the release has {', '.join(found.classes)}")
         wanted = np.array([found.classes.index(name) for name in names])[np.arange(count) % len(names)]
-    images, drawn = found.sample(count, labels=wanted, proportions=proportions, seed=seed)
+    drawn = found.sample(count, labels=wanted, proportions=proportions, seed=seed)
     written = export(
-        images,
         drawn,
-        found.classes,
         out,
         format=format,  # type: ignore[arg-type]
-        card=found.card,
         allow_no_guarantee=allow_no_guarantee,
     )
-    say(found.card["sentence"])
+    say(found.card.sentence)
     say(f"Written: {count} images to {written}")

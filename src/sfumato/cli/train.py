@@ -81,7 +81,7 @@ def train(
     except KeyboardInterrupt:
         remark(f"\nStopped. {run.ledger} holds what was spent; continue with the same command and --resume.")
         raise typer.Exit(130) from None
-    say(release.card["sentence"])
+    say(release.card.sentence)
     say(f"Written: {run.release}")
 
 
