@@ -8,6 +8,7 @@ from importlib import import_module
 from sfumato.methods.base import Method
 
 METHODS: dict[str, str] = {
+    "dp-diffusion": "sfumato.methods.dp_diffusion:DPDiffusion",
     "dp-lflow": "sfumato.methods.dp_lflow:DPLFlow",
     "dp-merf": "sfumato.methods.dp_merf:DPMERF",
     "dp-realnvp": "sfumato.methods.dp_realnvp:DPRealNVP",
