@@ -1,8 +1,8 @@
-"""Neighbour replay: run a method on D and on D without one unit, and look for anything that knows the difference.
+"""Neighbour replay: run a method on D and on D without one unit, and compare what must not depend on it.
 
-The second run gets the first run's noisy answers. Whatever a sound method computes from them must then be the same
-in both: the same questions with the same public arguments, the same ledger, the same release to the last bit. Only
-the exact sums behind the noise may move, and by no more than the ledger has paid for.
+The second run is given the noisy answers of the first. Whatever a sound method computes from them must then be equal in
+both: the queries with their public arguments, the ledger, the release to the last bit. Only the exact sums behind the
+noise may move, and by no more than the ledger has paid for.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Replay:
         return bool(self.findings)
 
     def vacuous(self, least: float = 0.9) -> list[str]:
-        """Blocks that no pair moved near their bound: of these the replay has shown nothing."""
+        """Blocks that no pair moved near their bound: the replay shows nothing about these."""
         return sorted(name for name, value in self.movement.items() if value < least)
 
     def add(self, rule: str, where: str, detail: str) -> None:
@@ -82,7 +82,7 @@ class Replay:
 
     @property
     def stopped(self) -> bool:
-        """The method did not run at all, so there is nothing to gain from another pair."""
+        """The method did not run at all, so further pairs would show nothing."""
         return any(finding.rule in ("refused", "vacuous") for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _movement(second: Query, first: Query, noise: float | None) -> float:
 
 
 def without(private: PrivateRecords, unit: int) -> PrivateRecords:
-    """The same collection with one unit masked: nobody else's place, coin or draw changes."""
+    """The same collection with one unit masked: no other unit's coin or draw changes."""
     neighbour = copy.copy(private)
     neighbour._masked = private._masked | {unit}
     return neighbour
@@ -195,7 +195,7 @@ def replay(
             events = ledger.events()
         _check_charges(recorder.taped, events, result)
         _check_noise(recorder.taped, result)
-        # A unit can turn its shard's vector around; what is paid for under replacement is twice the clip.
+        # Under replace-one a unit can change the sign of its shard's vector: twice the clip norm is paid for.
         far = {e.name: 1.0 if e.shards is None else 2.0 for e in _sums(events)}
         noise = {
             (e.name, b.name): b.noise_multiplier / b.sensitivity / far[e.name] for e in _sums(events) for b in e.blocks
@@ -254,7 +254,7 @@ def _check_noise(taped: Sequence[Taped], result: Replay) -> None:
     total, count = 0.0, 0
     for one in taped:
         sizes = [part.total.numel() for part in one.question.parts]
-        for part, answer in zip(one.question.parts, one.answer.split(sizes), strict=True):
+        for part, answer in zip(one.question.parts, torch.split(one.answer, sizes), strict=True):
             total += float(((answer - part.total.flatten()) / part.deviation).square().sum())
             count += part.total.numel()
     if count:
