@@ -252,7 +252,7 @@ class DPDiffusion(Method):
         for step in curator.steps(_TRAIN, keep={"weights": weights, "ema": ema, "optimizer": optimizer}):
             share = cosine_decay(step.index / self.steps, final=self.final_learning_rate)
             optimizer.param_groups[0]["lr"] = self.learning_rate * share
-            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip=clip, draws=self.draws)
+            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip_norm=clip, draws=self.draws)
             # Adam does not see the scale; the clip norm is public and makes it about one.
             weights.apply_gradient(gradient / self.clip_norm, optimizer)
             ema_update(ema, weights, index=step.index, decay=self.ema_decay)

@@ -35,8 +35,8 @@ class _SubCurator:
     def steps(self, name: str, *, keep: Mapping[str, Any] | None = None) -> Iterator[Step]:
         return self._outer.steps(self._prefix + name, keep=keep)
 
-    def noisy_sum(self, name: str, features: Features, *, bound: float, by_class: bool = False) -> Tensor:
-        return self._outer.noisy_sum(self._prefix + name, features, bound=bound, by_class=by_class)
+    def noisy_sum(self, name: str, features: Features, *, clip_norm: float, by_class: bool = False) -> Tensor:
+        return self._outer.noisy_sum(self._prefix + name, features, clip_norm=clip_norm, by_class=by_class)
 
     def noisy_histogram(self, name: str) -> Counts:
         return self._outer.noisy_histogram(self._prefix + name)

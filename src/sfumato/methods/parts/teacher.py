@@ -39,7 +39,7 @@ def train_teacher(curator: Curator, teacher: ScatteringClassifier, *, batch: flo
     rate = min(learning_rate, _LARGEST_NOISE / noise)
     optimizer = torch.optim.SGD(teacher.parameters(), lr=rate, momentum=_MOMENTUM)
     for step in curator.steps(_EVENT, keep={"teacher": teacher, "ema": ema, "optimizer": optimizer}):
-        gradient = step.noisy_gradient(_BLOCK, teacher, teacher_loss, clip=_CLIP_NORM)
+        gradient = step.noisy_gradient(_BLOCK, teacher, teacher_loss, clip_norm=_CLIP_NORM)
         (gradient / batch).apply(optimizer)
         ema_update(ema, teacher, index=step.index, decay=_EMA_DECAY)
     teacher.load_state_dict(ema.state_dict())
