@@ -148,7 +148,7 @@ class Release:
         try:
             card = json.loads((folder / "card.json").read_text())
             tensors = load_file(folder / "model.safetensors")
-            method = find(card["method"]).configured(current_parameters(card["parameters"]))
+            method = find(card["method"]).configured(current_parameters(card["method"], card["parameters"]))
             model = method.build(tuple(card["shape"]), len(card["classes"]))
             _load(model, tensors)
         except FileNotFoundError as error:
