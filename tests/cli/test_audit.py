@@ -18,14 +18,14 @@ from sfumato.release import Release
 from sfumato.training.run_folder import Run
 
 OWN = '''
-from sfumato.audit.broken_methods import SoundTwin
+from sfumato.audit.broken_methods import ControlMethod
 
 
-class Leaky(SoundTwin):
+class Leaky(ControlMethod):
     """Its divisor is the size of the batch."""
 
     def learn(self, curator, step, model):
-        gradient = step.noisy_gradient("gradient", model, self.loss, clip={"base": 1.0, "offset": 1.0})
+        gradient = step.noisy_gradient("gradient", model, self.loss, clip_norm={"base": 1.0, "offset": 1.0})
         return gradient / max(1, len(step._batch))
 '''
 
@@ -49,7 +49,7 @@ def finished(tmp_path: Path) -> Path:
 
 def test_replay_says_by_its_status_whether_something_was_found() -> None:
     quick = ("--size", "8", "--pairs", "1", "--search", "1", "--json")
-    status, text = run("replay", "sfumato.audit.broken_methods:SoundTwin", *quick)
+    status, text = run("replay", "sfumato.audit.broken_methods:ControlMethod", *quick)
     assert status == 0 and json.loads(text)["pairs"] == 9
     status, text = run("replay", "sfumato.audit.broken_methods:TwoClips", *quick)
     assert status == 1 and json.loads(text)["movement"]["train / gradient"] > 1.4

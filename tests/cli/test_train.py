@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato.audit.broken_methods import SoundTwin
+from sfumato.audit.broken_methods import ControlMethod
 from sfumato.cli.main import main
 from sfumato.privacy import Budget, Curator, Ledger, PrivateRecords, Randomness
 from sfumato.training.checkpoint import FolderCheckpoint
@@ -172,8 +172,8 @@ def test_a_stopped_run_goes_on_without_paying_twice(data: Path, tmp_path: Path) 
     assert Ledger.read(run / "ledger.jsonl").events() == paid
 
 
-class CachedArrays(SoundTwin):
-    """The sound twin with a checkpoint, so that it can be resumed."""
+class CachedArrays(ControlMethod):
+    """The control method with a checkpoint, so that it can be resumed."""
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, None]:
         model = self.build(curator.shape, len(curator.classes))

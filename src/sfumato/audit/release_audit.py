@@ -1,11 +1,8 @@
-"""Everything that can be asked of a finished release, in one file beside it and a few lines for its card."""
+"""All audits that apply to a finished release, in one file beside it and a few lines for its card."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import tempfile
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +15,7 @@ from sfumato.audit.membership import NOTICE, Membership, gan_leaks, likelihood
 from sfumato.audit.noise import ALPHA, audit_noise
 from sfumato.audit.replay import replay
 from sfumato.audit.worst_case import worst_case_images
+from sfumato.files import write_file, write_json
 from sfumato.methods.base import Method
 from sfumato.privacy import Budget, BudgetExceeded, Ledger
 from sfumato.privacy.accounting import epsilon
@@ -40,7 +38,7 @@ def audit_release(
 ) -> dict[str, Any]:
     """Audit the release in ``path``, a run's folder or a release folder.
 
-    The card and the ledger are checked as they are. The method is replayed, listened to and attacked anew, in its
+    The card and the ledger are checked as they are. The method is replayed, its noise tested and attacked, in its
     small form on a drawn worst-case collection under the same budget: that touches no private data. With ``members``
     and ``others`` (images that were in the collection, and some that were not) the release itself is attacked.
     """
@@ -62,7 +60,7 @@ def audit_release(
         budget = Budget(card["epsilon"], card["delta"], unit=card["unit"])
         _attack_method(audit, card, budget, pairs=pairs, canaries=canaries)
     else:
-        audit["lines"].append("Not audited: the release promises nothing, so there is nothing to refute.")
+        audit["lines"].append("Not audited: the release has no guarantee, so there is no ε to refute.")
     if members is not None and others is not None:
         audit["internal"]["notice"] = NOTICE
         audit["internal"]["membership"] = [found.to_json() for found in _membership(release, members, others, samples)]
@@ -73,7 +71,7 @@ def audit_release(
 
 
 def _check_card(card: dict[str, Any], ledger: Path) -> dict[str, Any]:
-    """Does the printed ε follow from the card's own events, and does the ledger still know this release?"""
+    """Check that the printed ε follows from the card's events and that the ledger holds the release."""
     spent = epsilon([event_from_json(event) for event in card["events"]], card["delta"] or 1e-5)
     covered = card["epsilon"] is None or spent <= card["epsilon"]
     holds: bool | None = None
@@ -94,22 +92,22 @@ def _attack_method(audit: dict[str, Any], card: dict[str, Any], budget: Budget, 
     budget, printed = _affordable(method, budget), budget
     private = worst_case_images(persons=budget.unit == "person")
     replayed = replay(method, private, budget=budget, pairs=pairs)
-    listened = audit_noise(method, private, budget=budget)
+    tested = audit_noise(method, private, budget=budget)
     events = [event_from_json(event) for event in card["events"]]
     accounted = accountant_check(
         events, delta=budget.delta, draws=_draws(events, budget.delta), printed=printed.epsilon
     )
     attacked = white_box(method, private, budget=budget, canaries=canaries)
-    audit["replay"], audit["noise"] = replayed.to_json(), listened.to_json()
+    audit["replay"], audit["noise"] = replayed.to_json(), tested.to_json()
     audit["accountant"], audit["canary"] = accounted.to_json(), attacked.to_json()
     day = audit["made"][:10]
     found = "nothing moved more than was paid for" if not replayed.flagged else "FLAGGED"
     moved = max(replayed.movement.values(), default=0.0)
-    heard = "nothing found" if not listened.flagged else "FLAGGED"
+    noise = "nothing found" if not tested.flagged else "FLAGGED"
     audit["lines"] += [
         f"{day}: neighbour replay of the method (small, drawn data), {replayed.pairs} pairs: {found}; "
         f"largest movement ÷ paid {moved:.4f}",
-        f"{day}: noise and coins at α {ALPHA:g}, {len(listened.tests)} tests: {heard}",
+        f"{day}: noise and coins at α {ALPHA:g}, {len(tested.tests)} tests: {noise}",
         f"{day}: {attacked} ({attacked.canaries} gradient canaries, one run of the method, small, drawn data)",
         f"{day}: {accounted} (this release's events)",
     ]
@@ -147,22 +145,17 @@ def _membership(release: Release, members: Images, others: Images, samples: int)
 
 
 def write(audit: dict[str, Any], path: str | Path, *, on_card: bool = True) -> Path:
-    """``audit.json`` beside the release, for the owner's eyes; the lines go onto the card, which may leave.
+    """``audit.json`` beside the release, readable by the owner alone; the lines go onto the card, which is public.
 
-    The lines are computed from the card and from drawn data; what the membership attacks found stays behind.
+    The lines are computed from the card and from drawn data; results of membership attacks stay in the file.
     """
     path = Path(path)
     run = (path / "release").is_dir()
     folder, beside = (path / "release", path / "audit.json") if run else (path, path.parent / f"{path.name}.audit.json")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(json.dumps(audit, indent=2, ensure_ascii=False) + "\n")
+    write_json(beside, audit, private=True)
     if on_card:
         release = Release.load(folder)
         release.card["audits"] = list(audit["lines"])
-        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-            made = release.save(Path(temporary) / "release")
-            for name in ("card.json", "card.html"):
-                os.replace(made / name, folder / name)
+        write_json(folder / "card.json", release.card, private=False)
+        write_file(folder / "card.html", release.page(), private=False)
     return beside

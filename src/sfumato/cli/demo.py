@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from rich.table import Table
 from sfumato.cli.console import ProgressBar
 from sfumato.data import Images, PrivateImages, read
 from sfumato.data.digits import draw_digits
+from sfumato.files import private_folder, write_json
 from sfumato.methods import DPMERF
 from sfumato.methods.base import Method
 from sfumato.privacy import Budget
@@ -169,10 +169,9 @@ def _judge(
     table.add_row("guessing the commonest class", f"{_commonest(exam[1]):.1%}")
     console.print(table)
     console.print("[yellow]These three numbers look at real pictures: they are NOT private. Keep them inside.[/yellow]")
-    internal = out / "internal"
-    internal.mkdir(mode=0o700)
+    internal = private_folder(out / "internal")
     report = {"NOT PRIVATE": True, "tested on": tested, "synthetic": outcome.synthetic, "private": outcome.private}
-    (internal / "evaluation.json").write_text(json.dumps(report, indent=2) + "\n")
+    write_json(internal / "evaluation.json", report, private=True)
     return outcome
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from sfumato.files import write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,7 +100,7 @@ def evaluate_command(
         errors.print(f"error: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from error
     if json_file is not None:
-        _write(json_file, json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        write_json(json_file, result, private=True)
     if neighbours is not None:
         looked_at = sets[0].pixels[:MEMORISATION_IMAGES]
         found = nearest_neighbours(looked_at, train.pixels, test.pixels[:MEMORISATION_IMAGES], device=device)
@@ -185,14 +186,6 @@ def _guarantee(card: Path) -> dict[str, Any] | None:
         return None
     content = json.loads(card.read_text(encoding="utf-8"))
     return {key: content.get(key) for key in ("guarantee", "epsilon", "delta", "unit")}
-
-
-def _write(path: Path, text: str) -> None:
-    # Not private, so readable by its owner alone.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(text)
 
 
 @contextmanager

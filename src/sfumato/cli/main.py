@@ -333,8 +333,9 @@ def cache(*, clear: Annotated[bool, typer.Option("--clear", help="Remove it.")] 
     """Where decoded private pixels and reference statistics are kept, and how to be rid of them."""
     import shutil
 
-    from sfumato.data.cache import cache_folder, clear_cache
+    from sfumato.data.cache import clear_cache
     from sfumato.evaluation.cache import default_folder
+    from sfumato.files import cache_folder
 
     if clear:
         clear_cache()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.cli.console import console, errors
+from sfumato.files import json_text, private_folder, write_file, write_json
 
 if TYPE_CHECKING:
     from sfumato.experiments.papers.specification import Entry, Paper
@@ -74,9 +75,8 @@ def page_command(
 ) -> None:
     """Write the page about all entries from the result files in a folder."""
     from sfumato.experiments.papers.page import page, read_results
-    from sfumato.report.folder import write_whole
 
-    write_whole(out, page(read_results(results)), private=False)
+    write_file(out, page(read_results(results)), private=False)
     console.print(f"Written: {out}", soft_wrap=True)
 
 
@@ -90,13 +90,12 @@ def adopt_command(
     """Put a benchmark's numbers into the entries whose very configurations it trained."""
     from sfumato.experiments.papers.adopt import adopted
     from sfumato.experiments.papers.collection import DatasetLocator
-    from sfumato.report.folder import write_whole
 
     results.mkdir(parents=True, exist_ok=True)
     reports = [json.loads(path.read_text()) for path in files]
     for found in adopted(reports, shelf=DatasetLocator.of(data or [])):
         path = results / f"{found['paper']}-{found['entry']}-full.json"
-        write_whole(path, _text(found), private=False)
+        write_json(path, found, indent=1, private=False)
         rows = sum(row["trained"] for row in found["rows"])
         console.print(f"{path}: {rows} of {len(found['rows'])} rows", highlight=False, soft_wrap=True)
 
@@ -125,12 +124,10 @@ def _paper_command(key: str, summary: str) -> Callable[..., None]:
         options: dict[str, Any] = {"jobs": jobs, "device": device, "inception_head": inception_head}
         result = reproduce(*found, scale=scale, data=data or [], out=folder, **options)
         if results is not None:
-            from sfumato.report.folder import write_whole
-
             results.mkdir(parents=True, exist_ok=True)
-            write_whole(results / f"{key}-{entry}-{scale}.json", _text(result), private=False)
+            write_json(results / f"{key}-{entry}-{scale}.json", result, indent=1, private=False)
         if as_json:
-            print(_text(result), end="")
+            print(json_text(result, indent=1), end="")
         else:
             from sfumato.experiments.papers.table import print_result
 
@@ -169,7 +166,6 @@ def reproduce(
     from sfumato.experiments.papers.sheet import sheet
     from sfumato.experiments.processes import run_tasks
     from sfumato.experiments.trial import begin
-    from sfumato.report.folder import write_whole
 
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     size = Scale.of(scale, entry)
@@ -180,18 +176,14 @@ def reproduce(
     begin(out, {"paper": paper.key, "entry": entry.name, "scale": scale, "data": places}, what="reproduction")
     for row in layout.rows:
         if row.terms is not None:
-            row.terms.out.mkdir(exist_ok=True, mode=0o700)
+            private_folder(row.terms.out)
     errors.print(f"{paper.name} {entry.name}, {scale}: {len(layout.tasks)} tasks", highlight=False, soft_wrap=True)
     together = jobs or (1 if chosen == "cuda" else os.cpu_count() or 1)
     failed = run_tasks(layout.tasks, jobs=together, here=together == 1)
     result = gather(paper, entry, layout, scale=size, failed=failed)
     chart = None if entry.figure is None else draw(result, entry.figure)
-    write_whole(out / RESULT, _text(result), private=True)
-    write_whole(out / "result.html", sheet(result, layout.rows, chart=chart), private=True)
+    write_json(out / RESULT, result, indent=1, private=True)
+    write_file(out / "result.html", sheet(result, layout.rows, chart=chart), private=True)
     if chart is not None:
-        write_whole(out / "figure.svg", standalone(chart), private=True)
+        write_file(out / "figure.svg", standalone(chart), private=True)
     return result
-
-
-def _text(result: dict[str, Any]) -> str:
-    return json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

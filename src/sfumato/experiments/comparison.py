@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.experiments.trial import BASELINES, EVALUATION, Cell, Terms
+from sfumato.files import json_text, write_file, write_json
 from sfumato.privacy import Event, Ledger
 from sfumato.privacy.accounting import epsilon
 from sfumato.release import Release
 from sfumato.release.card import rounded_up
 from sfumato.report.comparison import comparison_page
-from sfumato.report.folder import write_whole
 from sfumato.report.internal import seconds_text
 from sfumato.report.metric import SYNTHETIC, heading, printed, with_classes
 from sfumato.report.public import sample_rows
@@ -109,7 +109,7 @@ def _with_baselines(path: Path, baselines: list[dict[str, Any]]) -> dict[str, An
     evaluation: dict[str, Any] = json.loads(path.read_text())
     if baselines and all(entry["row"] == SYNTHETIC for entry in evaluation["measurements"]):
         evaluation["measurements"] += baselines
-        write_whole(path, json.dumps(evaluation, indent=2, ensure_ascii=False) + "\n", private=True)
+        write_json(path, evaluation, private=True)
     return evaluation
 
 
@@ -144,11 +144,11 @@ def write(result: dict[str, Any], out: Path) -> list[Path]:
     """``comparison.json``, ``comparison.csv`` and ``comparison.html``; readable by their owner alone."""
     pictures = [sample_rows(Release.load(out / entry["runs"][0] / "release"), each=10) for entry in result["entries"]]
     contents = {
-        "comparison.json": json.dumps(result, indent=2, ensure_ascii=False) + "\n",
+        "comparison.json": json_text(result),
         "comparison.csv": _csv(result),
         "comparison.html": comparison_page(result, pictures),
     }
-    return [write_whole(out / name, text, private=True) for name, text in contents.items()]
+    return [write_file(out / name, text, private=True) for name, text in contents.items()]
 
 
 def _csv(result: dict[str, Any]) -> str:

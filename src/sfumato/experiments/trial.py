@@ -10,6 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sfumato.files import private_folder, write_json
+
 if TYPE_CHECKING:
     from sfumato.data.images import Images, Options
     from sfumato.methods import Method
@@ -160,7 +162,7 @@ class Trial:
             result = _evaluated(terms, synthetic, train, test, seed=self.cell.number, guarantee=guarantee)
         for measure in self.measures:
             result["measurements"] += measure(release, synthetic, train, test)
-        _write_json(folder / "internal" / look.file, result)
+        write_json(folder / "internal" / look.file, result, private=True)
 
 
 @dataclass(frozen=True)
@@ -181,8 +183,6 @@ class Baselines:
 
 def begin(out: Path, facts: Mapping[str, Any], *, what: str) -> None:
     """A new folder for these facts, or one that was begun with the same and goes on."""
-    from sfumato.report.folder import write_whole
-
     path, written = out / "terms.json", json.loads(json.dumps(facts))
     if path.exists():
         before = json.loads(path.read_text())
@@ -192,8 +192,8 @@ def begin(out: Path, facts: Mapping[str, Any], *, what: str) -> None:
         return
     if out.exists() and any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty and holds no {what}; choose another --out")
-    out.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_whole(path, json.dumps(written, indent=2) + "\n", private=True)
+    private_folder(out)
+    write_json(path, written, private=True)
 
 
 def release_for(folder: Path, look: Look) -> Release:
@@ -310,7 +310,7 @@ def _measure_baselines(terms: Terms, train: Images, real_test: Images) -> None:
     stand_in = Images(noise.pixels, noise.labels, train.classes)
     result = _evaluated(terms, stand_in, train, real_test, seed=0, guarantee=None)
     kept = [entry for entry in result["measurements"] if entry["row"] != SYNTHETIC]
-    _write_json(terms.out / BASELINES, {**result, "measurements": kept, "internal": {}})
+    write_json(terms.out / BASELINES, {**result, "measurements": kept, "internal": {}}, private=True)
 
 
 def _evaluated(
@@ -334,9 +334,3 @@ def _evaluated(
         baselines=guarantee is None,
         guarantee=guarantee,
     )
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    from sfumato.report.folder import write_whole
-
-    write_whole(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", private=True)

@@ -166,7 +166,7 @@ class DP2VAE(Method):
 
         def ask(step: Step) -> NoisyGradient:
             step.update(state, self._refining(model.decoder, encoder))
-            options: dict[str, Any] = {"clip": self.clip_norm, "draws": self.draws, "state": state}
+            options: dict[str, Any] = {"clip_norm": self.clip_norm, "draws": self.draws, "state": state}
             return step.noisy_gradient(_GRADIENT, model.decoder, self.loss, **options)
 
         self._train(curator, model, average, ask)
@@ -174,7 +174,7 @@ class DP2VAE(Method):
             step.update(state, self._refining(average.decoder, encoder))
             features = functools.partial(moments, code=self.latent_dim)
             average.learn_prior(
-                step.noisy_sum(_PRIOR, features, bound=self.prior_clip_norm, by_class=True, state=state)
+                step.noisy_sum(_PRIOR, features, clip_norm=self.prior_clip_norm, by_class=True, state=state)
             )
         return average, None
 
@@ -240,7 +240,7 @@ class DP2VAE(Method):
 
         def ask(step: Step) -> NoisyGradient:
             step.update(memory, learn)
-            options: dict[str, Any] = {"clip": self.clip_norm, "draws": self.draws, "state": memory}
+            options: dict[str, Any] = {"clip_norm": self.clip_norm, "draws": self.draws, "state": memory}
             return step.noisy_gradient(_GRADIENT, model.decoder, loss, **options)
 
         return ask
@@ -267,7 +267,7 @@ class DP2VAE(Method):
             return model(images, labels, random.normal("latent", self.latent_dim))
 
         for step in curator.steps(_ENCODER, keep={"both": both, "optimizer": optimizer}):
-            gradient = step.noisy_gradient(_GRADIENT, both, bound, clip=clip, draws=self.draws)
+            gradient = step.noisy_gradient(_GRADIENT, both, bound, clip_norm=clip, draws=self.draws)
             (gradient / self.encoder_clip_norm).apply(optimizer)
         return encoder.requires_grad_(False)
 

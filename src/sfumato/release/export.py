@@ -5,9 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
-import secrets
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +16,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from sfumato.data.formats.folder import check_name
+from sfumato.files import new_folder, write_json
 
 ExportFormat = Literal["folder", "npz", "parquet"]
 
@@ -57,17 +55,9 @@ def export(
         raise ValueError(f"format must be one of {', '.join(_WRITERS)}, not {format!r}")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(f"{path} is not empty; an export is never written over something else")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}-{secrets.token_hex(8)}"
-    temporary.mkdir()
-    try:
+    with new_folder(path) as temporary:
         _WRITERS[format](temporary, images, np.asarray(labels, np.int64), names, card)
-        content = json.dumps(card, indent=2, ensure_ascii=False, allow_nan=False)
-        (temporary / "card.json").write_text(content + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        write_json(temporary / "card.json", card, private=False)
     return path
 
 

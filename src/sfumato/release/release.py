@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from sfumato.files import new_folder, write_file, write_json
 from sfumato.release.card_page import card_page, sample_grid
 
 
@@ -122,20 +120,11 @@ class Release:
         folder = Path(folder)
         if folder.exists() and any(folder.iterdir()):
             raise FileExistsError(f"{folder} is not empty; a release is never written over another")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
+        with new_folder(folder) as temporary:
             tensors = {name: tensor.contiguous().cpu() for name, tensor in self.model.state_dict().items()}
             save_file(tensors, temporary / "model.safetensors", metadata={"sentence": self.card["sentence"]})
-            (temporary / "card.json").write_text(json.dumps(self.card, indent=2, ensure_ascii=False) + "\n")
-            (temporary / "card.html").write_text(self.page())
-            temporary.chmod(0o755)
-            if folder.exists():
-                folder.rmdir()
-            os.replace(temporary, folder)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+            write_json(temporary / "card.json", self.card, private=False)
+            write_file(temporary / "card.html", self.page(), private=False)
         return folder
 
     @classmethod

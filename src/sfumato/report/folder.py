@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,14 +59,3 @@ class RunFolder:
         """The picture of nearest private neighbours as a ``data:`` address."""
         path = self.internal / "neighbours.png"
         return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
-
-
-def write_whole(path: Path, text: str, *, private: bool) -> Path:
-    """All or nothing; with ``private`` readable by its owner alone."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o644)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(file.fileno(), 0o600 if private else 0o644)
-        file.write(text)
-    os.replace(temporary, path)
-    return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from torch import Tensor
 from sfumato.experiments.papers.measures import measured
 from sfumato.experiments.papers.specification import Case, Setting, small
 from sfumato.experiments.trial import slug
+from sfumato.files import private_folder, write_json
 from sfumato.privacy import Block, Budget, Plan, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
-from sfumato.report.folder import write_whole
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,14 @@ class Experiment:
 
     def do(self) -> None:
         found = EXPERIMENTS[self.name](self.setting, self.case, self.scale)
-        self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(self.file.parent)
         content = {
             "measurements": measured(dict(found.values)),
             "guarantee": {"epsilon": found.epsilon},
             "holds": found.holds,
             "parameters": dict(found.parameters),
         }
-        write_whole(self.file, json.dumps(content, indent=2, ensure_ascii=False) + "\n", private=True)
+        write_json(self.file, content, private=True)
 
 
 def sensitivity(setting: Setting, case: Case, scale: str) -> Outcome:
