@@ -130,7 +130,7 @@ def judge(task: Task) -> list[dict[str, Any]]:
         "mode": task.mode,
         "data": task.data,
         "epsilon": task.epsilon,
-        "guarantee": release.card["guarantee"],
+        "guarantee": release.card.guarantee,
         "number": task.number,
         "settings": task.settings,
         "parameters": sum(p.numel() for p in release.model.parameters()),

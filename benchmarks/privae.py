@@ -133,7 +133,7 @@ def run_pinwheel(options: argparse.Namespace) -> None:
                 rebuilt = torch.sigmoid(model.decode(codes, labels))
             error = float((rebuilt - images).square().sum((1, 2, 3)).mean().sqrt())
             seconds = time.perf_counter() - start
-            found = {"form": name, "run": run, "epsilon": release.card["epsilon"], "error": error, "seconds": seconds}
+            found = {"form": name, "run": run, "epsilon": release.card.epsilon, "error": error, "seconds": seconds}
             results.append({**found, **agreement(chosen, codes.numpy(), arms)})
             print(json.dumps(results[-1], ensure_ascii=False), flush=True)
             if run == 0:
@@ -234,7 +234,7 @@ def judge(task: Task) -> dict[str, Any]:
         "form": task.form,
         "data": "fashion-mnist-unlabelled",
         "epsilon": task.epsilon,
-        "card_epsilon": card and card["epsilon"],
+        "card_epsilon": card and card.epsilon,
         "run": task.run,
         "trial": task.trial,
         "settings": task.settings,

@@ -52,10 +52,10 @@ def test_canaries_find_nothing_in_shards() -> None:
 
 def test_the_card_of_a_shard_run_says_how_it_was_counted() -> None:
     card = DP2VAE.small("shard").fit(worst_case_images(), Budget(3.0, 1e-5)).card
-    assert card["relation"] == "add, remove or replace one unit" and card["guarantee"] == "certified"
-    assert "2 shards" in card["sampler"]
+    assert card.relation == "add, remove or replace one unit" and card.guarantee == "certified"
+    assert "2 shards" in card.sampler
     record = DP2VAE.small().fit(worst_case_images(), Budget(3.0, 1e-5)).card
-    assert record["relation"] == "add or remove one unit" and "each unit" in record["sampler"]
+    assert record.relation == "add or remove one unit" and "each unit" in record.sampler
 
 
 def test_one_record_turns_its_shard_around() -> None:
@@ -111,8 +111,8 @@ def test_an_encoder_that_saw_nobody_moves_what_is_claimed() -> None:
 def test_the_published_variant_promises_nothing() -> None:
     # All encoders go as one stack; most subsets of sixty records are empty.
     release = replace(DP2VAE.small("published"), encoders=300).fit(worst_case_images(), NoGuarantee())
-    assert release.card["guarantee"] == "no guarantee" and release.card["epsilon"] is None
-    assert release.card["claim"]["epsilon"] == 1.0
+    assert release.card.guarantee == "no guarantee" and release.card.epsilon is None
+    assert release.card.claim.epsilon == 1.0
     with pytest.raises(PermissionError):
         DP2VAE.small("published").fit(worst_case_images(), Budget(3.0, 1e-5))
 

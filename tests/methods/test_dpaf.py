@@ -91,7 +91,7 @@ def test_it_learns_which_way_the_bars_lie() -> None:
     # Along an upright bar the columns differ and the rows do not.
     lying = across.mean(2).std(1) > across.mean(1).std(1)
     assert float((lying == (labels == 1)).mean()) > 0.9
-    assert release.card["class_counts"] == pytest.approx([150, 150], abs=20)
+    assert release.card.class_counts == pytest.approx([150, 150], abs=20)
 
 
 def test_a_records_gradient_is_its_own_pull() -> None:
@@ -136,7 +136,7 @@ def test_public_images_are_a_start(transfer: str, tmp_path: Path) -> None:
         tmp_path / "public.npz", images=random.integers(0, 256, (12, 12, 12), dtype=np.uint8), labels=np.arange(12) % 3
     )
     method = replace(DPAF.small(), public=str(tmp_path / "public.npz"), transfer=transfer, iterations=1)
-    assert method.fit(bars(12), BUDGET).sample(3)[0].shape == (3, 1, 16, 16)
+    assert method.fit(bars(12), BUDGET).sample(3).images.shape == (3, 1, 16, 16)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_the_published_form_needs_raw_records_and_says_so() -> None:
     with pytest.raises(PermissionError, match="NoGuarantee"):
         method.fit(bars(), BUDGET)
     release = method.fit(bars(), NoGuarantee(), seed=0)
-    assert release.card["guarantee"] == "no guarantee" and release.card["claim"]["epsilon"] == 10
-    assert release.sample(3)[0].shape == (3, 1, 16, 16)
+    assert release.card.guarantee == "no guarantee" and release.card.claim.epsilon == 10
+    assert release.sample(3).images.shape == (3, 1, 16, 16)
 
 
 def test_replay_finds_the_published_gradients_move_more_than_five_times_the_claim() -> None:

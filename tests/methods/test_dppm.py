@@ -192,7 +192,7 @@ def test_the_start_knows_means_and_counts_and_covariances() -> None:
     upright, lying = (gaussians.means[:, 0] + 1) / 2
     assert float(upright[:, 5:7].mean()) > 0.7 > 0.5 > float(upright[2:10, :3].mean())
     assert float(lying[5:7].mean()) > 0.7
-    assert release.card["class_counts"] == pytest.approx([100, 100], abs=15)
+    assert release.card.class_counts == pytest.approx([100, 100], abs=15)
     # The bars do not move; all that varies is a little noise in the background.
     assert float(gaussians.variances.max()) < 0.2 < method.sigma_data**2
 
@@ -259,7 +259,7 @@ def test_any_batch_size_and_both_samplers() -> None:
         {"sampling_steps": 1},
     ):
         release.method = replace(DPPM.small(), **options)  # type: ignore[arg-type]
-        assert release.sample(7, batch=3)[0].shape == (7, 1, 12, 12)
+        assert release.sample(7, batch=3).images.shape == (7, 1, 12, 12)
 
 
 @pytest.mark.parametrize(
@@ -287,9 +287,9 @@ def test_the_published_form_needs_raw_records_and_says_so() -> None:
     with pytest.raises(PermissionError, match="NoGuarantee"):
         method.fit(digits(), BUDGET)
     release = method.fit(digits(), NoGuarantee(), seed=0)
-    assert release.card["guarantee"] == "no guarantee"
+    assert release.card.guarantee == "no guarantee"
     assert all(torch.isfinite(tensor).all() for tensor in release.model.state_dict().values())
-    assert release.sample(5)[0].shape == (5, 1, 12, 12)
+    assert release.sample(5).images.shape == (5, 1, 12, 12)
 
 
 def test_replay_flags_the_published_form() -> None:

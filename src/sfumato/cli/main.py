@@ -210,7 +210,7 @@ def train(
     except KeyboardInterrupt:
         errors.print(f"\nStopped. {run.ledger} holds what was spent; go on with the same command and --resume.")
         raise typer.Exit(130) from None
-    console.print(release.card["sentence"], soft_wrap=True)
+    console.print(release.card.sentence, soft_wrap=True)
     console.print(f"Written: {run.release}", soft_wrap=True)
 
 
@@ -229,10 +229,10 @@ def sample(
     """Draw labelled images from a release. Free: it touches no private data."""
     import numpy as np
 
-    from sfumato.release import Release
+    from sfumato.methods.registry import load
     from sfumato.release.export import export
 
-    found = Release.load(_release_folder(release))
+    found = load(_release_folder(release))
     wanted = None
     if labels is not None:
         names = labels.split(",")
@@ -240,17 +240,14 @@ def sample(
         if unknown:
             raise ValueError(f"no class {unknown[0]!r}; the release has {', '.join(found.classes)}")
         wanted = np.array([found.classes.index(name) for name in names])[np.arange(count) % len(names)]
-    images, drawn = found.sample(count, labels=wanted, proportions=proportions, seed=seed)
+    drawn = found.sample(count, labels=wanted, proportions=proportions, seed=seed)
     written = export(
-        images,
         drawn,
-        found.classes,
         out,
         format=format,  # type: ignore[arg-type]
-        card=found.card,
         allow_no_guarantee=allow_no_guarantee,
     )
-    console.print(found.card["sentence"], soft_wrap=True)
+    console.print(found.card.sentence, soft_wrap=True)
     console.print(f"Written: {count} images to {written}", soft_wrap=True)
 
 

@@ -156,7 +156,7 @@ class Method(ABC):
                 command=command,
                 claim=self.claim(),
             )
-        return Release(self, model, card)
+        return Release(self, model.state_dict(), card)
 
     @classmethod
     def configured(cls, settings: Mapping[str, Any]) -> Self:
