@@ -116,7 +116,7 @@ class MethodOptions:
     def values(self) -> dict[str, Any]:
         """The parameters that were given."""
         values: dict[str, Any] = dict(setting_pair(text) for text in self.settings or [])
-        short = {"rate": self.sampling_rate, "steps": self.steps}
+        short = {"sampling_rate": self.sampling_rate, "steps": self.steps}
         return {**values, **{key: value for key, value in short.items() if value is not None}}
 
     def configured(self, name: str) -> Method:

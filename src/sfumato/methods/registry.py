@@ -12,6 +12,7 @@ from sfumato.release.card import Card
 from sfumato.release.release import Release
 
 METHODS: dict[str, str] = {
+    "dp-diffusion": "sfumato.methods.dp_diffusion:DPDiffusion",
     "dp-lflow": "sfumato.methods.dp_lflow:DPLFlow",
     "dp-merf": "sfumato.methods.dp_merf:DPMERF",
     "dp-realnvp": "sfumato.methods.dp_realnvp:DPRealNVP",
@@ -41,4 +42,4 @@ def load(folder: str | Path) -> Release:
 
 
 def _method_for(card: Card) -> Method:
-    return find(card.method).configured(current_parameters(card.parameters))
+    return find(card.method).configured(current_parameters(card.method, card.parameters))
