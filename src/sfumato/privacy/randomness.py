@@ -1,7 +1,7 @@
 """The one place where noise and private draws come from.
 
-A run has one 256-bit key from the operating system. Keyed BLAKE2b turns (key, label) into the key of a stream. Noise and
-Poisson sampling come from ChaCha8 under 256-bit keys; the draws that a loss asks for, which nobody sees, from
+A run has one 256-bit key from the operating system. Keyed BLAKE2b turns (key, label) into the key of a stream. Noise
+and Poisson sampling come from ChaCha8 under 256-bit keys; the draws that a loss asks for, which nobody sees, from
 Philox4x32-10. ``torch.manual_seed`` has no effect on any of it. A draw is addressed rather than taken in turn: whether
 unit i is in the batch of step t, and its latents, are a function of (key, t, block, i), so that removing another unit
 from the collection changes no draw of unit i.

@@ -54,8 +54,8 @@ class PrivateRecords:
         if persons is not None and len(persons) != len(pixels):
             raise ValueError("there must be one person for each image; the two counts differ")
         for name, numbers in (("ids", ids), ("persons", persons)):
-            if numbers is not None and len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < 2**48:
-                raise ValueError(f"{name} must be whole numbers from 0 on, below 2^48")
+            if numbers is not None and len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < 2**32:
+                raise ValueError(f"{name} must be whole numbers from 0 on, below 2^32")
         if ids is not None and (len(ids) != len(pixels) or len(np.unique(ids)) != len(ids)):
             raise ValueError("each image needs an id of its own")
         self.shape: tuple[int, int, int] = (pixels.shape[1], pixels.shape[2], pixels.shape[3])
