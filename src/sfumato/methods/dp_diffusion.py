@@ -63,8 +63,8 @@ class DPDiffusion(Method):
     blocks: int = 1
     sigma_data: float = 0.5
     # Private training
-    sampling_rate: float = 0.05
-    steps: int = 800
+    sampling_rate: float = 0.1
+    steps: int = 300
     draws: int = 16
     clip_norm: float = 0.001
     learning_rate: float = 0.001
@@ -97,7 +97,7 @@ class DPDiffusion(Method):
     sigma_max: float = 20.0
     sigma_min: float = 0.1
     rho: float = 7.0
-    churn: float = 0.0
+    churn: float = 6.0
     guidance: float = 0.0
     max_rejections: int = 3
 
