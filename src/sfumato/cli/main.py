@@ -14,6 +14,7 @@ from sfumato.cli.compare import compare_command
 from sfumato.cli.console import reset_flags, use_quiet, use_traceback, wants_traceback
 from sfumato.cli.demo import demo
 from sfumato.cli.evaluate import evaluate_command
+from sfumato.cli.inspect import inspect
 from sfumato.cli.ledger import ledger
 from sfumato.cli.options import expanded
 from sfumato.cli.plan import methods, plan
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 
 _COMMANDS: dict[str, Callable[..., None]] = {
+    "inspect": inspect,
     "methods": methods,
     "plan": plan,
     "train": train,
