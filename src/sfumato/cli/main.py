@@ -16,6 +16,7 @@ from sfumato.cli.audit import audit_app
 from sfumato.cli.compare import compare_command
 from sfumato.cli.console import console, errors
 from sfumato.cli.evaluate import evaluate_command
+from sfumato.cli.experiment import experiment_app
 from sfumato.cli.report import report_command
 from sfumato.cli.reproduce import reproduce_app
 
@@ -348,6 +349,7 @@ app.add_typer(audit_app, name="audit")
 app.command("report")(report_command)
 app.command("compare")(compare_command)
 app.add_typer(reproduce_app, name="reproduce")
+app.add_typer(experiment_app, name="experiment")
 
 
 # From options to objects
