@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, readable by their owner alone where they are private."""
+"""Files and folders that are written whole or not at all, and readable by their owner alone where they are private."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-OWNER_ONLY = 0o600
-READABLE = 0o644
+_OWNER_ONLY, _READABLE = 0o600, 0o644
+_OWNER_FOLDER, _READABLE_FOLDER = 0o700, 0o755
 
 
 def cache_folder(cache: str | Path | None = None) -> Path:
@@ -22,42 +22,65 @@ def cache_folder(cache: str | Path | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sfumato"
 
 
-def write_file(path: str | Path, content: str | bytes, *, private: bool) -> Path:
-    """Write ``content`` atomically: a reader sees the old file or the new one, also after a crash.
+@contextlib.contextmanager
+def new_file(path: str | Path, *, private: bool) -> Iterator[Path]:
+    """A temporary file to write, which replaces ``path`` when the block ends and disappears when it raises.
+
+    A reader sees the old file or the new one, never a part of it, also after a crash.
 
     Args:
-        path: The file to write or replace.
-        content: Text is encoded as UTF-8.
+        path: The file to write or replace; its folder must exist.
         private: Whether only the owner may read the file.
 
-    Returns:
-        The path of the file.
+    Yields:
+        The path of the temporary file, in the same folder.
     """
     path = Path(path)
     # mkstemp creates the file readable by its owner alone, so private content is never exposed in between.
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
+    os.close(descriptor)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fchmod(file.fileno(), OWNER_ONLY if private else READABLE)
+        yield Path(name)
+        # A writer that replaces the file by one of its own, as safetensors may, loses the mode that mkstemp set.
+        os.chmod(name, _OWNER_ONLY if private else _READABLE)
+        with open(name, "rb") as file:
             os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
-    return path
 
 
-def write_json(path: str | Path, value: Any, *, private: bool) -> Path:
+def write_file(path: str | Path, content: str | bytes, *, private: bool) -> Path:
+    """Write ``content`` atomically.
+
+    Args:
+        path: The file to write or replace; its folder must exist.
+        content: Text is encoded as UTF-8.
+        private: Whether only the owner may read the file.
+
+    Returns:
+        The path of the file.
+    """
+    with new_file(path, private=private) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    return Path(path)
+
+
+def write_json(path: str | Path, value: Any, *, private: bool, indent: int = 2) -> Path:
     """Write ``value`` as indented JSON, atomically; NaN and infinity are refused, because JSON has neither."""
-    return write_file(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", private=private)
+    return write_file(path, json_text(value, indent=indent), private=private)
+
+
+def json_text(value: Any, *, indent: int = 2) -> str:
+    """``value`` as it is written to every JSON file: indented, in UTF-8, with a line break at the end."""
+    return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 @contextlib.contextmanager
 def new_folder(folder: str | Path, *, private: bool = False) -> Iterator[Path]:
-    """A temporary folder to fill, which becomes ``folder`` when the block ends, and disappears when it raises.
+    """A temporary folder to fill, which becomes ``folder`` when the block ends and disappears when it raises.
 
     An existing empty folder is replaced; the caller decides what to say about one that is not empty.
     """
@@ -66,7 +89,7 @@ def new_folder(folder: str | Path, *, private: bool = False) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         yield temporary
-        temporary.chmod(0o700 if private else 0o755)
+        temporary.chmod(_OWNER_FOLDER if private else _READABLE_FOLDER)
         if folder.is_dir():
             folder.rmdir()
         os.replace(temporary, folder)
@@ -78,6 +101,6 @@ def new_folder(folder: str | Path, *, private: bool = False) -> Iterator[Path]:
 def private_folder(folder: str | Path) -> Path:
     """Create ``folder`` and its parents if needed, and let only the owner enter it."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder.chmod(0o700)
+    folder.mkdir(parents=True, exist_ok=True, mode=_OWNER_FOLDER)
+    folder.chmod(_OWNER_FOLDER)
     return folder

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sfumato.audit.broken_methods import HalvedNoise, NoClip, SoundTwin
+from sfumato.audit.broken_methods import ControlMethod, HalvedNoise, NoClip
 from sfumato.audit.canary import accountant_check, black_box, white_box
 from sfumato.audit.case_studies import certified, dp2_vae, dpaf, dppm, shuffling, two_clips
 from sfumato.audit.worst_case import worst_case_images
@@ -18,8 +18,8 @@ PRIVATE = worst_case_images(12, size=28)
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
-@pytest.mark.parametrize("method", [SoundTwin.small(), replace(DPMERF.small(), features=300)], ids=lambda m: m.name)
-def test_a_certified_method_measures_below_what_it_prints(method: SoundTwin | DPMERF, epsilon: float) -> None:
+@pytest.mark.parametrize("method", [ControlMethod.small(), replace(DPMERF.small(), features=300)], ids=lambda m: m.name)
+def test_a_certified_method_measures_below_what_it_prints(method: ControlMethod | DPMERF, epsilon: float) -> None:
     audit = white_box(method, PRIVATE, budget=Budget(epsilon, 1e-5), canaries=780, seed=0)
     assert not audit.flagged and 0.99 * epsilon <= audit.printed <= epsilon
     assert audit.also is not None and audit.also.epsilon <= audit.printed
@@ -30,7 +30,7 @@ def test_a_certified_method_measures_below_what_it_prints(method: SoundTwin | DP
 
 def test_a_person_can_be_a_canary() -> None:
     private = worst_case_images(12, size=28, persons=True)
-    audit = white_box(SoundTwin.small(), private, budget=Budget(8.0, 1e-5, unit="person"), canaries=780, seed=0)
+    audit = white_box(ControlMethod.small(), private, budget=Budget(8.0, 1e-5, unit="person"), canaries=780, seed=0)
     assert not audit.flagged and audit.bound.epsilon > 1.3
 
 
@@ -40,15 +40,15 @@ def test_a_missing_clip_is_measured() -> None:
 
 def test_halved_noise_measures_more() -> None:
     sound, halved = (
-        white_box(twin.small(), PRIVATE, budget=Budget(4.0, 1e-5), canaries=780, runs=4, seed=0).also
-        for twin in (SoundTwin, HalvedNoise)
+        white_box(method.small(), PRIVATE, budget=Budget(4.0, 1e-5), canaries=780, runs=4, seed=0).also
+        for method in (ControlMethod, HalvedNoise)
     )
     assert sound is not None and halved is not None
     assert sound.epsilon < 4.0 < halved.epsilon
 
 
 def test_released_images_can_be_attacked() -> None:
-    method = SoundTwin(rate=1.0, steps=20, clip=20.0, learning_rate=0.05)
+    method = ControlMethod(rate=1.0, steps=20, clip=20.0, learning_rate=0.05)
     few = worst_case_images(3, size=16)
     loud = black_box(method, few, budget=Budget(1000.0, 1e-5), canaries=60, samples=40, seed=0)
     quiet = black_box(method, few, budget=Budget(0.5, 1e-5), canaries=60, samples=40, seed=0)

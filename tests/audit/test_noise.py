@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sfumato.audit.broken_methods import HalvedNoise, OffGrid, SeededNoise, Shuffled, SoundTwin
+from sfumato.audit.broken_methods import ControlMethod, HalvedNoise, OffGrid, SeededNoise, Shuffled
 from sfumato.audit.noise import ALPHA, audit_generator, audit_noise, coin_tests, law_test, scale_test
 from sfumato.audit.worst_case import worst_case_images
 from sfumato.privacy import Budget
@@ -20,21 +20,21 @@ def test_the_generator_is_as_it_says() -> None:
 
 
 def test_the_sound_method_is_as_it_says() -> None:
-    audit = audit_noise(SoundTwin.small(), PRIVATE, budget=BUDGET)
+    audit = audit_noise(ControlMethod.small(), PRIVATE, budget=BUDGET)
     assert not audit.flagged and len(audit.tests) == 13
 
 
 @pytest.mark.parametrize(
-    ("twin", "tests"),
+    ("method", "tests"),
     [
         (HalvedNoise, {"scale of the noise"}),
         (SeededNoise, {"independence: two runs under one manual_seed", "independence: consecutive steps"}),
         (OffGrid, {"answers on the grid, in both worlds"}),
-        (Shuffled, {"coins of train: batch sizes", "coins of train: turns of a unit"}),
+        (Shuffled, {"coins of train: batch sizes", "coins of train: draws of a unit"}),
     ],
 )
-def test_the_right_tests_fail(twin: type[SoundTwin], tests: set[str]) -> None:
-    audit = audit_noise(twin.small(), PRIVATE, budget=BUDGET, runs=2)
+def test_the_right_tests_fail(method: type[ControlMethod], tests: set[str]) -> None:
+    audit = audit_noise(method.small(), PRIVATE, budget=BUDGET, runs=2)
     assert tests <= {one.name for one in audit.tests if one.failed}
 
 

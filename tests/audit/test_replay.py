@@ -1,10 +1,10 @@
-"""Replay bites: each broken twin is caught, the sound one is not, and an idle pair does not count as a proof."""
+"""Replay bites: each broken method is caught, the sound one is not, and an idle pair does not count as a proof."""
 
 from __future__ import annotations
 
 import pytest
 
-from sfumato.audit.broken_methods import TWINS, GroupedTwin, SoundTwin
+from sfumato.audit.broken_methods import BROKEN_METHODS, ControlMethod, GroupControlMethod
 from sfumato.audit.replay import participants, replay
 from sfumato.privacy import Budget
 from worst_case import worst_case_images
@@ -36,18 +36,20 @@ RULES = {
 SILENT = {"seeded noise", "answers left in floating point"}
 
 
-def mistake(twin: type[SoundTwin]) -> str:
-    return (twin.__doc__ or "").strip()
+def mistake(method: type[ControlMethod]) -> str:
+    return (method.__doc__ or "").strip()
 
 
-@pytest.mark.parametrize("twin", [t for t in TWINS if mistake(t) not in SILENT], ids=lambda twin: twin.__name__)
-def test_every_broken_twin_is_caught_by_the_rule_it_breaks(twin: type[SoundTwin]) -> None:
-    result = replay(twin.small(), worst_case_images(12, size=8), budget=BUDGET, pairs=12)
-    assert RULES[mistake(twin)] <= {finding.rule for finding in result.findings}
+@pytest.mark.parametrize(
+    "method", [t for t in BROKEN_METHODS if mistake(t) not in SILENT], ids=lambda method: method.__name__
+)
+def test_every_broken_method_is_caught_by_the_rule_it_breaks(method: type[ControlMethod]) -> None:
+    result = replay(method.small(), worst_case_images(12, size=8), budget=BUDGET, pairs=12)
+    assert RULES[mistake(method)] <= {finding.rule for finding in result.findings}
 
 
-@pytest.mark.parametrize("sound", [SoundTwin, GroupedTwin])
-def test_the_sound_twins_are_not(sound: type[SoundTwin]) -> None:
+@pytest.mark.parametrize("sound", [ControlMethod, GroupControlMethod])
+def test_the_control_methods_are_not(sound: type[ControlMethod]) -> None:
     result = replay(sound.small(), worst_case_images(size=8), budget=BUDGET, pairs=40)
     assert result.findings == [] and result.pairs == 40
     assert result.vacuous() == []
@@ -55,12 +57,12 @@ def test_the_sound_twins_are_not(sound: type[SoundTwin]) -> None:
 
 def test_idle_pairs_are_vacuous() -> None:
     """Without a unit that reaches the clip nothing was shown, and that is said."""
-    method = SoundTwin(clip=1e12, steps=1, rate=1.0)
+    method = ControlMethod(clip=1e12, steps=1, rate=1.0)
     result = replay(method, worst_case_images(12, size=8), budget=BUDGET, units=[0, 8, 9, 11])
     assert result.findings == [] and result.vacuous() == ["train / gradient"]
 
 
 def test_the_masked_units_coin_comes_up_in_every_pair() -> None:
     private = worst_case_images(size=8)
-    chosen = participants(SoundTwin(rate=0.1, steps=3), private, BUDGET, seed=0)
+    chosen = participants(ControlMethod(rate=0.1, steps=3), private, BUDGET, seed=0)
     assert 0 < len(chosen) < 40

@@ -132,7 +132,7 @@ def test_a_substitute_is_used_and_named(locator: Path, tmp_path: Path) -> None:
     data = row.evaluated.conditions.data
     assert data.remark == "CelebA-HQ, gender, 256×256 is not available; CelebA, gender, 128×128 replaces it"
     assert data.train.name == "celeba-128-train.parquet"
-    assert row.evaluated.trainings[0].method.parameters()["code"] == 64
+    assert row.evaluated.trainings[0].method.parameters()["latent_dim"] == 64
 
     own = f"celeba-hq-gender-256={locator / 'celeba' / 'celeba-64-train.parquet'}"
     layout = lay_out(entry, locator=DatasetLocator.of([str(locator), own]), scale=scale, out=tmp_path, device="cpu")

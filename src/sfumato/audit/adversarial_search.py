@@ -1,4 +1,4 @@
-"""Neighbour replay, made hard: every kind of awkward unit, and a search for the unit that moves an answer most."""
+"""Neighbour replay over every kind of worst-case unit, and a search for the unit that moves an answer most."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Sweep:
 
     @property
     def movement(self) -> dict[str, float]:
-        """For each event and block, the largest movement ÷ paid for, whichever unit did it."""
+        """For each event and block, the largest movement ÷ paid for over all units."""
         found: dict[str, float] = {}
         for result in self.kinds.values():
             for name, value in result.movement.items():
@@ -38,7 +38,7 @@ class Sweep:
         return found
 
     def vacuous(self, least: float = 0.9) -> list[str]:
-        """Blocks that nothing moved near their bound: of these the replay has shown nothing."""
+        """Blocks that no unit moved near their bound: the replay shows nothing about these."""
         return sorted(name for name, value in self.movement.items() if value < least)
 
     def to_json(self) -> dict[str, Any]:
@@ -65,14 +65,14 @@ def sweep(
     """``pairs`` neighbours for each kind of unit in ``KINDS``, then ``tries`` units of the search."""
     found = Sweep()
     options: dict[str, Any] = {"budget": budget, "max_images_per_unit": max_images_per_unit}
-    coming = participants(method, private, budget, seed)
-    if not coming:
+    present = participants(method, private, budget, seed)
+    if not present:
         found.kinds["any"] = replay(method, private, seed=seed, pairs=1, **options)
         return found
     for name, kind in KINDS.items():
         if not kind.alone:
-            # Half of the units stay as they are, so that what is planted has somebody to disturb.
-            units = coming[: min(pairs, max(1, len(coming) // 2))]
+            # Half of the units stay as they are, so that there are ordinary units which a planted one could affect.
+            units = present[: min(pairs, max(1, len(present) // 2))]
             done = found.kinds[name] = Replay()
             turn = seed
             while units and done.pairs < pairs:
@@ -90,7 +90,7 @@ def sweep(
                 data = planted(private, name, units, unit=budget.unit)
                 done.add_all(replay(method, data, seed=turn, pairs=1, units=units, **options))
     if tries:
-        found.kinds["search"] = search(method, private, unit=coming[0], tries=tries, seed=seed, **options)
+        found.kinds["search"] = search(method, private, unit=present[0], tries=tries, seed=seed, **options)
         found.tried = tries
     return found
 
@@ -121,7 +121,7 @@ def search(
             max_images_per_unit=max_images_per_unit,
         )
         total.add_all(result)
-        # The product favours a unit that moves every block, where a maximum would be content with one.
+        # The product favours a unit that moves every block; a maximum would be satisfied by one block.
         reached = float(np.prod([min(value, 1e6) for value in result.movement.values()])) if result.movement else 0.0
         if reached > score:
             best, score = candidate, reached

@@ -1,4 +1,4 @@
-"""Lower bounds on ε from what an attack got right, each with its confidence and what it takes for granted.
+"""Lower bounds on ε from the results of an attack, each with its confidence and its assumptions.
 
 All of them refute: with the stated confidence the mechanism is NOT (ε, δ)-DP for any ε below the bound. None of them
 can confirm; an attack that finds nothing may have been a poor attack.
@@ -53,7 +53,7 @@ def two_worlds(
 ) -> tuple[Bound, Bound]:
     """Clopper-Pearson and Gaussian-DP bounds from an attack's scores in runs without and with the canary.
 
-    The threshold and the direction are chosen on the first half of the runs and judged on the second, so that the
+    The threshold and the direction are chosen on the first half of the runs and evaluated on the second, so that the
     choice costs no confidence. The Clopper-Pearson bound cannot pass log(runs), however strong the attack.
     """
     halves = [(np.asarray(s[: len(s) // 2], float), np.asarray(s[len(s) // 2 :], float)) for s in (without, within)]
@@ -62,7 +62,7 @@ def two_worlds(
     both = np.concatenate([out_first, in_first])
     cuts = np.concatenate([np.quantile(sign * both, np.linspace(0.005, 0.995, 199)) for sign in (1.0, -1.0)])
     signs = np.repeat([1.0, -1.0], 199)
-    # On the first half a cheap upper rate will do; it is the second half that counts.
+    # An approximate upper rate suffices on the first half; the second half gives the bound.
     false, missed = (
         np.minimum(1.0, (hits + 3 + 2 * np.sqrt(hits * (1 - hits / trials))) / trials)
         for hits, trials in (
@@ -128,8 +128,8 @@ def one_run(
 ) -> Bound:
     """The bound of Steinke, Nasr and Jagielski (2023): m canaries, each in or out by its own fair coin.
 
-    The attack guesses "in" for the highest scores and "out" for the lowest and abstains between. How many guesses
-    pay best is not known beforehand; each of a few fixed numbers gets its share of the error probability.
+    The attack guesses "in" for the highest scores and "out" for the lowest and abstains between. The best number
+    of guesses is not known beforehand; each of a few fixed numbers gets its share of the error probability.
     """
     scores, included = np.asarray(scores, float), np.asarray(included, bool)
     canaries = len(scores)

@@ -1,9 +1,8 @@
-"""Canaries: records of our own, in or out by fair coins, and how well an attacker tells which.
+"""Canaries: planted records, included or not by fair coins, and how well an attacker tells which.
 
-White box: the attacker sees every noisy answer and knows all other records, their coins included. A canary's vector
-is as long as its clip allows and points where nobody else's does, which is the worst a real record could do, so on a
-mechanism without flaws the attack is the best there is. Its coins are the Curator's, its answers pass the Curator's
-noise, its ε is the ledger's.
+White box: the attacker sees every noisy answer and knows all other records and their coins. The vector of a canary has
+the clip norm and a coordinate of its own, which is the worst a real record could do, so on a sound mechanism the attack
+is optimal. Coins and noise are drawn by the Curator, and the printed ε is computed from the ledger.
 
 Black box: the attacker sees released images only. This is weak, and a small number means little.
 """
@@ -26,7 +25,7 @@ from sfumato.methods.base import Method
 from sfumato.privacy import Budget, Curator, Event, Ledger, PrivateRecords, Step, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import Unit
-from sfumato.privacy.mechanism import Part
+from sfumato.privacy.mechanism import ClippedSum
 
 WHITE_BOX = "sees every noisy answer; knows all other records and their coins"
 
@@ -40,7 +39,7 @@ class CanaryAudit:
     printed: float
     canaries: int
     also: Bound | None = None
-    """A sharper bound that takes more for granted; it never decides."""
+    """A sharper bound under more assumptions; it is shown and never decides."""
 
     @property
     def flagged(self) -> bool:
@@ -80,7 +79,7 @@ class _Watch:
         return total
 
 
-class _Caged(Curator):
+class _CanaryCurator(Curator):
     watch: _Watch
 
 
@@ -91,32 +90,32 @@ class _WithCanaries(Step):
         super().__init__(curator, event, index)
         self._watch: _Watch = curator.watch  # type: ignore[attr-defined]
         if event.shards is not None:
-            # A canary is a shard of its own, with a coin of its own, unless it stays silent.
+            # A canary is a shard with a coin of its own, unless it is excluded.
             coins = curator._randomness.coins(
                 self._watch.count, event.sampling_rate, event.name, index, "canaries"
             ).numpy()
-            silent = np.array(sorted(curator._records._masked), dtype=np.int64) - self._watch.first
-            self._singing = np.setdiff1d(coins, silent)
+            excluded = np.array(sorted(curator._records._masked), dtype=np.int64) - self._watch.first
+            self._chosen = np.setdiff1d(coins, excluded)
             return
         chosen = self._batch >= self._watch.first
-        self._singing = self._batch[chosen] - self._watch.first
+        self._chosen = self._batch[chosen] - self._watch.first
         self._batch = self._batch[~chosen]
 
-    def _answer(self, block: str, parts: tuple[Part, ...], public: Mapping[str, Any]) -> Tensor:
-        watch, sung = self._watch, []
+    def _answer(self, block: str, parts: tuple[ClippedSum, ...], public: Mapping[str, Any]) -> Tensor:
+        watch, planted = self._watch, []
         for part in parts:
             total = part.total.double().clone()
             if len(total) >= watch.count:
-                total[self._singing] += part.bound
-            sung.append(replace(part, total=total))
-        answer = super()._answer(block, tuple(sung), public)
+                total[self._chosen] += part.clip_norm
+            planted.append(replace(part, total=total))
+        answer = super()._answer(block, tuple(planted), public)
         key = (self._event.name, self.index)
         exponent = watch.exponents.setdefault(key, np.zeros(watch.count))
         watch.rates[key] = self._event.sampling_rate
-        for part, piece in zip(parts, answer.split([p.total.numel() for p in parts]), strict=True):
+        for part, piece in zip(parts, torch.split(answer, [p.total.numel() for p in parts]), strict=True):
             if len(piece) >= watch.count:
                 seen = (piece - part.total.flatten().double())[: watch.count].cpu().numpy()
-                exponent += (seen * part.bound - part.bound**2 / 2) / part.deviation**2
+                exponent += (seen * part.clip_norm - part.clip_norm**2 / 2) / part.standard_deviation**2
         return answer
 
 
@@ -139,11 +138,11 @@ def white_box(
     events: tuple[Event, ...] = ()
     for run in range(runs):
         coins = random.random(canaries) < 0.5
-        data, first = _extended(private, canaries, budget.unit, silent=np.flatnonzero(~coins))
+        data, first = _extended(private, canaries, budget.unit, excluded=np.flatnonzero(~coins))
         watch = _Watch(first, canaries)
         with Ledger(None, budget) as ledger:
-            caged = instrumented(method, curator=_Caged, step=_WithCanaries, watch=watch)
-            caged.fit(data, budget, ledger, device="cpu", seed=None if seed is None else seed + run)
+            audited = instrumented(method, curator=_CanaryCurator, step=_WithCanaries, watch=watch)
+            audited.fit(data, budget, ledger, device="cpu", seed=None if seed is None else seed + run)
             events = ledger.events()
         scores.append(watch.scores())
         included.append(coins)
@@ -171,7 +170,7 @@ def black_box(
     coins = random.random(canaries) < 0.5
     images = random.integers(0, 2, (canaries, *private.shape)).astype(np.float32)
     labels = np.arange(canaries) % len(private.classes)
-    data, _ = _extended(private, canaries, budget.unit, silent=np.flatnonzero(~coins), images=images, labels=labels)
+    data, _ = _extended(private, canaries, budget.unit, excluded=np.flatnonzero(~coins), images=images, labels=labels)
     with Ledger(None, budget) as ledger:
         release = method.fit(data, budget, ledger, device="cpu", seed=seed)
         printed = epsilon(ledger.events(), budget.delta)
@@ -198,7 +197,7 @@ def ledger_losses(events: Sequence[Event], draws: int, random: np.random.Generat
         if not isinstance(event, SubsampledGaussian):
             raise ValueError("raw access has no likelihood ratio")
         steps[(event.sampling_rate, event.noise_multiplier)] += event.steps
-    # Where shards speak, a unit turns a vector around instead of bringing one.
+    # For sharded queries, under replace-one: a unit changes the sign of a vector instead of adding one.
     turned = any(isinstance(event, SubsampledGaussian) and event.shards is not None for event in events)
     for (rate, noise), count in steps.items():
         far = 1 / noise
@@ -234,11 +233,11 @@ def _extended(
     canaries: int,
     unit: Unit,
     *,
-    silent: np.ndarray,
+    excluded: np.ndarray,
     images: np.ndarray | None = None,
     labels: np.ndarray | None = None,
 ) -> tuple[PrivateRecords, int]:
-    """The collection with canaries at its end, those in ``silent`` masked, and the first canary's unit number."""
+    """The collection with canaries at its end, those in ``excluded`` masked, and the first canary's unit number."""
     scale = 255.0 if private._pixels.dtype == np.uint8 else 1.0
     own = np.asarray(private._pixels, dtype=np.float32) / np.float32(scale)
     images = np.zeros((canaries, *private.shape), np.float32) if images is None else images
@@ -255,5 +254,5 @@ def _extended(
         persons=persons,
         declared_size=private.declared_size,
     )
-    data._masked = private._masked | frozenset((first + silent).tolist())
+    data._masked = private._masked | frozenset((first + excluded).tolist())
     return data, first

@@ -1,7 +1,7 @@
-"""Published algorithms in miniature, attacked: each claims an ε, and a measured lower bound lies above it.
+"""Case studies: published algorithms reduced to the step that is attacked, each with a claimed ε and a measured bound.
 
-They are simulations that stand on their own, as small as the flaw allows, of what the papers' algorithms do to their
-data. Nothing here is a statement about the certified variants of the same methods.
+They are self-contained simulations, as small as the flaw allows, of what the papers' algorithms do to their data.
+Nothing here is a statement about the certified variants of the same methods.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sfumato.privacy import Block, SubsampledGaussian
 
 
 @dataclass(frozen=True)
-class Miniature:
-    """What was claimed, what was measured, and by whom one must think it could be measured."""
+class CaseStudy:
+    """The claimed ε, the measured lower bound with its threat model, and how it was measured."""
 
     name: str
     claimed: float
@@ -45,16 +45,16 @@ class Miniature:
         }
 
 
-def dppm(random: np.random.Generator, *, claimed: float = 1.0, canaries: int = 300, steps: int = 3000) -> Miniature:
+def dppm(random: np.random.Generator, *, claimed: float = 1.0, canaries: int = 300, steps: int = 3000) -> CaseStudy:
     """Sliced score matching with randomised response on the projections (DPPM, algorithm 1), in one run.
 
-    The network is one layer, s(x) = −A x, so that loss (7) has a gradient one can write down. Randomised response
-    chooses among directions that know nothing of the data, and leaves the expected gradient as it is: A learns where
-    the records lie, and is large everywhere else.
+    The network is one layer, s(x) = −A x, so that the gradient of loss (7) has a closed form. Randomised response
+    chooses among directions that do not depend on the data, and leaves the expected gradient as it is: A becomes
+    small on the span of the records and stays large elsewhere.
     """
     began = time.perf_counter()
     pixels, batch, nearest = (4 * canaries) // 5, 64, 10
-    pace = 0.4 * batch / pixels**2
+    learning_rate = 0.4 * batch / pixels**2
     records = random.normal(size=(canaries, pixels))
     included = random.random(canaries) < 0.5
     members = records[included]
@@ -64,27 +64,27 @@ def dppm(random: np.random.Generator, *, claimed: float = 1.0, canaries: int = 3
         rows = members[random.choice(len(members), min(batch, len(members)), replace=False)]
         directions = random.normal(size=(len(rows), pixels))
         unit = directions / np.linalg.norm(directions, axis=1, keepdims=True)
-        near = np.argsort(-(unit @ unit.T), axis=1)[:, :nearest]  # each one's own direction comes first
+        near = np.argsort(-(unit @ unit.T), axis=1)[:, :nearest]  # the row's own direction comes first
         other = near[np.arange(len(rows)), random.integers(1, nearest, len(rows))]
         answered = directions[np.where(random.random(len(rows)) < keep, near[:, 0], other)]
         # loss (7): v_r' (−A) v_r + ½ (v' A x)², differentiated by A
         projected = ((directions @ matrix) * rows).sum(1)
         gradient = -answered.T @ answered + (directions * projected[:, None]).T @ rows
-        matrix -= pace * gradient / len(rows)
+        matrix -= learning_rate * gradient / len(rows)
     scores = -((records @ matrix) * records).sum(1) / np.square(records).sum(1)
     bound = one_run(scores, included, delta=0.0, threat="holds the released network and the candidates")
     note = f"{canaries} canaries, one run of {steps} steps, pure ε as claimed; the canaries are the whole collection"
-    return Miniature("DPPM, published", claimed, bound, note, time.perf_counter() - began)
+    return CaseStudy("DPPM, published", claimed, bound, note, time.perf_counter() - began)
 
 
-def dp2_vae(random: np.random.Generator, *, claimed: float = 1.0, runs: int = 1000, batch: int = 128) -> Miniature:
+def dp2_vae(random: np.random.Generator, *, claimed: float = 1.0, runs: int = 1000, batch: int = 128) -> CaseStudy:
     """An encoder trained on the private shard, then one noisy step of a fresh decoder (DP²-VAE, algorithms 1 and 2).
 
-    One record, M times as bright as the others, teaches the encoder to keep its codes small. Then every record's
-    code vanishes and with it every clipped gradient of the batch, not just one.
+    One record, M times as bright as the others, makes the encoder keep its codes small. Then the code of every record
+    vanishes, and with it every clipped gradient of the batch, not just one.
     """
     began = time.perf_counter()
-    delta, pixels, clip, bright, training, pace = 1e-5, 8, 1.0, 200.0, 300, 0.02
+    delta, pixels, clip, bright, training, learning_rate = 1e-5, 8, 1.0, 200.0, 300, 0.02
     # Theorem 3.1: (α, 2α/σ²)-RDP a step, hence ε = ρ + 2√(ρ log 1/δ) with ρ = 2/σ².
     root = math.sqrt(math.log(1 / delta) + claimed) - math.sqrt(math.log(1 / delta))
     multiplier = math.sqrt(2) / root
@@ -100,12 +100,12 @@ def dp2_vae(random: np.random.Generator, *, claimed: float = 1.0, runs: int = 10
             error = codes[..., None] * decoder[:, None] - shard
             pull = np.einsum("rbp,rp->rb", error, decoder) + codes  # the codes' own term is the KL to the prior
             gradients = np.stack([np.einsum("rb,rbp->rp", pull, shard), np.einsum("rb,rbp->rp", codes, error)])
-            # Algorithm 1 clips the gradient of the whole batch, so the brightest record has the say.
+            # Algorithm 1 clips the gradient of the whole batch, so the brightest record dominates it.
             gradients /= np.maximum(1.0, np.linalg.norm(gradients, axis=2, keepdims=True) / clip)
             encoder, decoder = _adam(
-                np.stack([encoder, decoder]), gradients, moments, step, pace * (1 - step / training)
+                np.stack([encoder, decoder]), gradients, moments, step, learning_rate * (1 - step / training)
             )
-        fresh = 0.3 * random.normal(size=(runs, pixels))  # stage 2 starts from a decoder that has seen nothing
+        fresh = 0.3 * random.normal(size=(runs, pixels))  # stage 2 starts from a fresh decoder
         codes = np.einsum("rbp,rp->rb", shard, encoder)
         each = codes[..., None] * (codes[..., None] * fresh[:, None] - shard)
         each *= np.minimum(1.0, clip / np.maximum(1e-12, np.linalg.norm(each, axis=2)))[..., None]
@@ -113,71 +113,72 @@ def dp2_vae(random: np.random.Generator, *, claimed: float = 1.0, runs: int = 10
         scores.append(np.abs(released.sum(1)))
     bound = two_worlds(*scores, delta=delta, threat="sees the noisy decoder gradient of one step")[0]
     note = f"one shard of {batch}, one decoder step, σ by the paper's theorem 3.1; {runs} runs of each world"
-    return Miniature("DP²-VAE, published", claimed, bound, note, time.perf_counter() - began)
+    return CaseStudy("DP²-VAE, published", claimed, bound, note, time.perf_counter() - began)
 
 
-def _adam(weights: np.ndarray, gradients: np.ndarray, moments: np.ndarray, step: int, pace: float) -> np.ndarray:
+def _adam(
+    weights: np.ndarray, gradients: np.ndarray, moments: np.ndarray, step: int, learning_rate: float
+) -> np.ndarray:
     moments[0] = 0.9 * moments[0] + 0.1 * gradients
     moments[1] = 0.999 * moments[1] + 0.001 * gradients**2
     first, second = moments[0] / (1 - 0.9**step), moments[1] / (1 - 0.999**step)
-    moved: np.ndarray = weights - pace * first / (np.sqrt(second) + 1e-8)
+    moved: np.ndarray = weights - learning_rate * first / (np.sqrt(second) + 1e-8)
     return moved
 
 
-def dpaf(random: np.random.Generator, *, claimed: float = 1.0, runs: int = 2000, batch: int = 64) -> Miniature:
+def dpaf(random: np.random.Generator, *, claimed: float = 1.0, runs: int = 2000, batch: int = 64) -> CaseStudy:
     """One update of conv2 by the loss on the UN-noised aggregate (DPAF, lines 7 to 13), from a state set by hand.
 
-    The layers behind the aggregate are plain SGD's, so nothing bounds them. Here they weigh the aggregate so steeply
-    that one record decides whether the discriminator is content; if not, every record's gradient is as long as its
-    clip.
+    The layers behind the aggregate are trained by plain SGD, so nothing bounds their weights. Here the slope is so
+    steep that one record decides whether the loss is zero; if it is not, every gradient reaches its clip norm.
     """
     began = time.perf_counter()
     delta, features, clip, steep = 1e-5, 8, 1.0, 40.0
     multiplier = _gaussian_multiplier(claimed, delta)
-    judge = np.where(np.arange(features) % 2 == 0, 1.0, -1.0)  # what the layers behind the aggregate look for
+    weights = np.where(np.arange(features) % 2 == 0, 1.0, -1.0)  # of the layer behind the aggregate
     scores = []
     for present in (False, True):
         pattern = 0.1 * random.normal(size=(runs, batch - 1, features))
-        images = 1.0 + pattern - (pattern @ judge)[..., None] * judge / features  # the others say nothing to the judge
+        images = 1.0 + pattern - (pattern @ weights)[..., None] * weights / features  # orthogonal to the weights
         if present:
-            images = np.concatenate([images, np.broadcast_to(1.0 - judge, (runs, 1, features))], axis=1)
+            images = np.concatenate([images, np.broadcast_to(1.0 - weights, (runs, 1, features))], axis=1)
         # conv2 is the identity matrix W, its maps W x are normalised (SIN) and summed, without noise.
         spread = np.sqrt(images.var(2, keepdims=True) + 1e-5)
         maps = (images - images.mean(2, keepdims=True)) / spread
-        margin = steep * (maps.sum(1) @ judge + 1.0)
+        margin = steep * (maps.sum(1) @ weights + 1.0)
         # Binary cross-entropy for "real": its derivative by the aggregate is shared by all records of the batch.
-        signal = -steep / (1 + np.exp(np.clip(margin, -500, 500)))[:, None, None] * judge
+        signal = -steep / (1 + np.exp(np.clip(margin, -500, 500)))[:, None, None] * weights
         through = (signal - signal.mean(2, keepdims=True) - maps * (signal * maps).mean(2, keepdims=True)) / spread
         lengths = np.linalg.norm(through, axis=2) * np.linalg.norm(images, axis=2)  # of the outer product, dL/dW
         share = np.minimum(1.0, clip / np.maximum(1e-300, lengths))[..., None]
         total = np.einsum("rbi,rbj->rij", share * through, images)
         released = total + multiplier * clip * random.normal(size=total.shape)
-        scores.append((released.sum(2) @ judge) / features)
+        scores.append((released.sum(2) @ weights) / features)
     bound = two_worlds(*scores, delta=delta, threat="sees one noisy conv2 gradient; the state is set by hand")[0]
     note = (
         f"STATE SET BY HAND; batch {batch}, one step, σ {multiplier:.2f} for a movement of one clip; {runs} runs each"
     )
-    return Miniature("DPAF, published", claimed, bound, note, time.perf_counter() - began)
+    return CaseStudy("DPAF, published", claimed, bound, note, time.perf_counter() - began)
 
 
 LFLOW_NOISE, LFLOW_RATE, LFLOW_STEPS = 1.126, 0.1, 300
-"""σ at which q = .1 and 300 steps of Poisson batches cost ε = 10, δ = 1e-5: what the script believes it runs."""
+"""σ at which q = .1 and 300 steps of Poisson batches cost ε = 10, δ = 1e-5: what the script accounts for."""
 
 
-def two_clips(random: np.random.Generator, *, claimed: float = 10.0, draws: int = 400_000) -> Miniature:
+def two_clips(random: np.random.Generator, *, claimed: float = 10.0, draws: int = 400_000) -> CaseStudy:
     """DP-LFlow's script clips autoencoder and flow apart, √2 clips together, under the noise of one."""
     note = "two clips under the noise of one"
     return _coins(random, LFLOW_NOISE / math.sqrt(2), "DP-LFlow's script, two clips", note, claimed, draws)
 
 
-def certified(random: np.random.Generator, *, claimed: float = 10.0, draws: int = 400_000) -> Miniature:
+def certified(random: np.random.Generator, *, claimed: float = 10.0, draws: int = 400_000) -> CaseStudy:
     """The control: the same noise with one clip and independent coins stays below what it claims."""
     return _coins(random, LFLOW_NOISE, "DP-LFlow as certified", "control: one clip", claimed, draws)
 
 
 def _coins(
     random: np.random.Generator, multiplier: float, name: str, note: str, claimed: float, draws: int
-) -> Miniature:
+) -> CaseStudy:
     began = time.perf_counter()
     event = SubsampledGaussian("train", (Block("gradient", multiplier),), sampling_rate=LFLOW_RATE, steps=LFLOW_STEPS)
     losses = ledger_losses((event,), draws, random)
@@ -185,14 +186,14 @@ def _coins(
     facts = (
         f"σ {LFLOW_NOISE}, rate {LFLOW_RATE}, {LFLOW_STEPS} Poisson steps, add one record; {draws} draws of the loss"
     )
-    return Miniature(name, claimed, bound, f"{note}; {facts}", time.perf_counter() - began)
+    return CaseStudy(name, claimed, bound, f"{note}; {facts}", time.perf_counter() - began)
 
 
-def shuffling(random: np.random.Generator, *, claimed: float = 10.0, draws: int = 400_000) -> Miniature:
+def shuffling(random: np.random.Generator, *, claimed: float = 10.0, draws: int = 400_000) -> CaseStudy:
     """DP-LFlow's script cuts shuffled epochs into batches and accounts for independent coins.
 
-    The others all pull one way, so a batch tells by its sum whether it holds the record. In one world the record
-    pulls the other way (its batch lies two clips lower), in the other its gradient is zero (one clip lower).
+    All other gradients are equal, so the sum of a batch tells whether it holds the record. In one world the record's
+    gradient is opposite (its batch lies two clip norms lower), in the other it is zero (one clip norm lower).
     """
     began = time.perf_counter()
     batches = round(1 / LFLOW_RATE)
@@ -206,7 +207,7 @@ def shuffling(random: np.random.Generator, *, claimed: float = 10.0, draws: int 
         losses, delta=1e-5, threat="sees every noisy gradient; knows all other records, not their batches"
     )
     note = f"σ {LFLOW_NOISE}, {LFLOW_STEPS // batches} epochs of {batches} batches, record → zero; {draws} draws"
-    return Miniature("DP-LFlow's script, shuffling", claimed, bound, note, time.perf_counter() - began)
+    return CaseStudy("DP-LFlow's script, shuffling", claimed, bound, note, time.perf_counter() - began)
 
 
 def _log_mean(exponents: np.ndarray) -> np.ndarray:
@@ -220,7 +221,7 @@ def _gaussian_multiplier(epsilon: float, delta: float) -> float:
     return float(optimize.brentq(lambda sigma: gaussian_delta(1 / sigma, epsilon) - delta, 0.05, 100.0))
 
 
-MINIATURES: dict[str, Callable[[np.random.Generator], Miniature]] = {
+CASE_STUDIES: dict[str, Callable[[np.random.Generator], CaseStudy]] = {
     "dppm": dppm,
     "dp2-vae": dp2_vae,
     "dpaf": dpaf,

@@ -1,4 +1,4 @@
-"""A method with an auditor's eyes on its Curator: the same class, with classes of ours slipped in at the door."""
+"""Run a method with an audit's own Curator and Step in place of the usual ones."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from sfumato.privacy import Curator, Step
 def instrumented(
     method: Method, *, curator: type[Curator] = Curator, step: type[Step] = Step, **attributes: object
 ) -> Method:
-    """``method`` behind a Curator that is both its own kind and ``curator``, with steps that are also ``step``.
+    """``method`` with a Curator that derives from ``curator`` and from its own type, and steps likewise.
 
-    What the method's own Curator does (a broken twin has one of its own) still happens; ours is asked first.
-    ``attributes`` become class attributes of the Curator, for what the auditor wants to hand in or get out.
+    The overrides of the method's own Curator (some broken methods have one) still apply, after the audit's.
+    ``attributes`` become class attributes of the Curator: the inputs and outputs of the audit.
     """
     own = type(method).curator_type
     step_type = type(step.__name__, _bases(step, own.step_type), {})

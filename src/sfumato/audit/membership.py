@@ -1,4 +1,4 @@
-"""Membership attacks on what is released: who was in the collection? Reported where it matters, at few false alarms.
+"""Membership attacks on what is released, reported as true positive rates at low false positive rates.
 
 The numbers are computed from private records and are NOT private. An attack that fails shows little: these are
 average-case attacks on ordinary records, and the guarantee is about the worst case.
@@ -36,7 +36,7 @@ class Membership:
 
     @property
     def auc(self) -> float:
-        """Chance that a member scores higher than somebody else; one half is guessing."""
+        """Probability that a member scores higher than a non-member; one half is guessing."""
         return out_of_distribution_auroc(self.members, self.others)
 
     def true_positives(self, false: float) -> float:
@@ -90,7 +90,7 @@ def nearest_distance(images: np.ndarray, among: np.ndarray) -> np.ndarray:
     one, many = (torch.from_numpy(x.reshape(len(x), -1)).float() / 255 for x in (images, among))
     lengths = many.square().sum(1)
     # The nearest by products; its distance from the difference itself, so that a copy has distance zero.
-    found = [(lengths - 2 * part @ many.T).argmin(1) for part in one.split(256)]
+    found = [(lengths - 2 * part @ many.T).argmin(1) for part in torch.split(one, 256)]
     return (one - many[torch.cat(found)]).square().mean(1).sqrt().numpy()
 
 
@@ -115,12 +115,12 @@ def likelihood(release: Release, images: np.ndarray, labels: np.ndarray) -> np.n
     """The released model's log-density of each image under its own label."""
     density = getattr(release.method, "density", None)
     if density is None:
-        raise ValueError(f"{release.card['method']} has no density; the likelihood attack does not apply")
+        raise ValueError(f"{release.card.method} has no density; the likelihood attack does not apply")
     with torch.no_grad():
         pixels = torch.from_numpy(images).to(torch.get_default_dtype()) / 255
-        values = torch.cat([density(release.model.cpu(), part) for part in pixels.split(256)])
+        values = torch.cat([density(release.model.cpu(), part) for part in torch.split(pixels, 256)])
     chosen: np.ndarray = values[torch.arange(len(labels)), torch.from_numpy(np.asarray(labels))].double().numpy()
-    return np.nan_to_num(chosen, nan=-1e9, posinf=1e9, neginf=-1e9)
+    return np.asarray(np.nan_to_num(chosen, nan=-1e9, posinf=1e9, neginf=-1e9))
 
 
 def distance(samples: int = 1000) -> Score:
@@ -146,7 +146,7 @@ def lira(
 ) -> Membership:
     """Shadow models (Carlini et al., 2022): train on random halves, learn each record's score in and out, and compare.
 
-    Every model is the target once, judged by the others. Few shadows make a weak attack; 16 is a small scale.
+    Every model is the target once, with the others as its shadow models. 16 shadow models are few, and the attack weak.
     """
     random = np.random.default_rng(seed)
     inside = np.stack([random.permutation(len(images)) < len(images) // 2 for _ in range(shadows)])

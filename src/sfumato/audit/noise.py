@@ -1,7 +1,7 @@
-"""Is the noise as large, as normal and as independent as the ledger believes, and are the coins fair and free?
+"""Tests of the noise (scale, normality, independence, grid) and of the coins (rate, independence).
 
 Each test has a false alarm rate of α = 1e-6. A test that cannot fail shows nothing, so the smallest error of scale
-and rate that these samples would have exposed is worked out and tried (the reverse test).
+and rate that these samples would have exposed is computed and tried (the reverse test).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COIN_STEPS = 200
 
 @dataclass
 class Seen:
-    """What one run showed: standardised noise of each answer, how many numbers were off the grid, the coins."""
+    """Observations of one run: the standardised noise of each answer, the numbers off the grid, the coins."""
 
     noise: dict[tuple[str, int, str], np.ndarray] = field(default_factory=dict)
     numbers: int = 0
@@ -40,19 +40,19 @@ class Seen:
 class _Watching(Curator):
     seen: Seen
 
-    def _exchange(self, question: Query) -> Tensor:
-        answer = super()._exchange(question)
-        pieces = []
-        for part, piece in zip(question.parts, answer.split([p.total.numel() for p in question.parts]), strict=True):
-            pieces.append((piece.double() - part.total.flatten().double()) / part.deviation)
-            steps = piece.double() / grid_of(part.deviation)
+    def _release(self, question: Query) -> Tensor:
+        answer = super()._release(question)
+        pieces, sizes = [], [part.total.numel() for part in question.sums]
+        for part, piece in zip(question.sums, torch.split(answer, sizes), strict=True):
+            pieces.append((piece.double() - part.total.flatten().double()) / part.standard_deviation)
+            steps = piece.double() / grid_of(part.standard_deviation)
             self.seen.off_grid += int((steps != steps.round()).sum())
             self.seen.numbers += len(piece)
         self.seen.noise[(question.event, question.step, question.block)] = torch.cat(pieces).cpu().numpy()
         return answer
 
     def close(self) -> None:
-        """Before the data goes, toss some more coins, past the steps that were asked."""
+        """Before the data is dropped, draw the coins of further steps."""
         for event in self.plan.events:
             if event.sampling_rate < 1:
                 everyone = np.arange(event.shards or 0)
@@ -65,7 +65,7 @@ class _Watching(Curator):
 
 
 def watch(method: Method, private: PrivateRecords, budget: AnyBudget) -> Seen:
-    """One unseeded run with torch's and numpy's global seeds set, as somebody might who wants to repeat it."""
+    """One unseeded run with the global seeds of torch and numpy set, which must not make the noise repeatable."""
     seen = Seen()
     torch.manual_seed(0)
     np.random.seed(0)
@@ -76,7 +76,7 @@ def watch(method: Method, private: PrivateRecords, budget: AnyBudget) -> Seen:
 
 @dataclass(frozen=True)
 class Test:
-    """One hypothesis, the chance of something as odd as what was seen, and what the test would have exposed."""
+    """One hypothesis test: its p-value, its sample size, and the error that it would have exposed."""
 
     name: str
     chance: float
@@ -105,7 +105,7 @@ class NoiseAudit:
 
 
 def audit_noise(method: Method, private: PrivateRecords, *, budget: AnyBudget, runs: int = 3) -> NoiseAudit:
-    """Watch ``runs`` runs and one of the neighbouring world, and test everything there is to test."""
+    """Run the method ``runs`` times, and once without one unit, and apply every test."""
     worlds = [watch(method, private, budget) for _ in range(max(2, runs))]
     neighbour = watch(method, without(private, 0), budget)
     values = np.concatenate([np.zeros(0), *(piece for seen in worlds for piece in seen.noise.values())])
@@ -127,7 +127,7 @@ def audit_noise(method: Method, private: PrivateRecords, *, budget: AnyBudget, r
 
 
 def audit_generator(*, numbers: int = 400_000, units: int = 2000, rate: float = 0.1) -> NoiseAudit:
-    """The same questions to the one place where noise and coins come from, with more numbers than a small run has."""
+    """The same tests of the generator alone, with more numbers than a small run has."""
     randomness = Randomness()
     classes = [randomness.gaussian(numbers // 4, torch.device("cpu"), "audit", label).numpy() for label in range(4)]
     values = np.concatenate(classes)
@@ -204,7 +204,7 @@ def _grid_test(one: Seen, other: Seen) -> Test:
 
 
 def coin_tests(table: np.ndarray, rate: float, name: str) -> list[Test]:
-    """``table[step, unit]`` says whose coin came up. Rate, spread over steps and units, independence."""
+    """``table[step, unit]`` is the coin of a unit. Tests of rate, variance over steps and units, independence."""
     steps, units = table.shape
     size, variance = steps * units, rate * (1 - rate)
     if not size:
@@ -216,15 +216,15 @@ def coin_tests(table: np.ndarray, rate: float, name: str) -> list[Test]:
     exposes = f"a rate wrong by {2 * error:.2g}" + ("" if wrong < ALPHA else " (NOT rejected)")
     return [
         Test(f"coins of {name}: rate", float(stats.binomtest(hits, size, rate).pvalue), size, exposes),
-        _spread(f"coins of {name}: batch sizes", table.sum(1), units, rate),
-        _spread(f"coins of {name}: turns of a unit", table.sum(0), steps, rate),
-        _products(f"coins of {name}: consecutive steps", centred[:-1] * centred[1:] / variance),
-        _products(f"coins of {name}: neighbouring units", centred[:, :-1] * centred[:, 1:] / variance),
+        _variance_test(f"coins of {name}: batch sizes", table.sum(1), units, rate),
+        _variance_test(f"coins of {name}: draws of a unit", table.sum(0), steps, rate),
+        _product_test(f"coins of {name}: consecutive steps", centred[:-1] * centred[1:] / variance),
+        _product_test(f"coins of {name}: neighbouring units", centred[:, :-1] * centred[:, 1:] / variance),
     ]
 
 
-def _spread(name: str, counts: np.ndarray, trials: int, rate: float) -> Test:
-    """Binomial counts vary as they must: batches of one size are shuffled, not tossed."""
+def _variance_test(name: str, counts: np.ndarray, trials: int, rate: float) -> Test:
+    """The variance of binomial counts: batches of one fixed size come from shuffling, not from coins."""
     variance = trials * rate * (1 - rate)
     squares = np.square(counts - trials * rate) / variance
     # (X − np)²/npq has mean 1 and variance 2 + (1 − 6pq)/npq.
@@ -234,7 +234,7 @@ def _spread(name: str, counts: np.ndarray, trials: int, rate: float) -> Test:
     return Test(name, min(1.0, 2 * min(low, high)), len(counts), "batches of one fixed size")
 
 
-def _products(name: str, products: np.ndarray) -> Test:
+def _product_test(name: str, products: np.ndarray) -> Test:
     size = products.size
     chance = float(2 * stats.norm.sf(abs(products.sum()) / math.sqrt(size))) if size else 1.0
     return Test(name, chance, size, f"a correlation of {6 / math.sqrt(max(1, size)):.2g}")

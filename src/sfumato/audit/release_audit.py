@@ -1,11 +1,9 @@
-"""Everything that can be asked of a finished release, in one file beside it and a few lines for its card."""
+"""All audits that apply to a finished release, in one file beside it and a few lines for its card."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,11 +16,12 @@ from sfumato.audit.membership import NOTICE, Membership, gan_leaks, likelihood
 from sfumato.audit.noise import ALPHA, audit_noise
 from sfumato.audit.replay import replay
 from sfumato.audit.worst_case import worst_case_images
+from sfumato.files import write_file, write_json
 from sfumato.methods.base import Method
-from sfumato.privacy import Budget, BudgetExceeded, Ledger
+from sfumato.methods.registry import find, load
+from sfumato.privacy import Budget, BudgetExceeded, Event, Ledger
 from sfumato.privacy.accounting import epsilon
-from sfumato.privacy.events import event_from_json
-from sfumato.release.card import rounded_up
+from sfumato.release.card import Card, rounded_up
 from sfumato.release.release import Release
 
 Images = tuple[np.ndarray, np.ndarray]
@@ -40,29 +39,29 @@ def audit_release(
 ) -> dict[str, Any]:
     """Audit the release in ``path``, a run's folder or a release folder.
 
-    The card and the ledger are checked as they are. The method is replayed, listened to and attacked anew, in its
+    The card and the ledger are checked as they are. The method is replayed, its noise tested and attacked, in its
     small form on a drawn worst-case collection under the same budget: that touches no private data. With ``members``
     and ``others`` (images that were in the collection, and some that were not) the release itself is attacked.
     """
     path = Path(path)
     folder = path / "release" if (path / "release").is_dir() else path
-    release = Release.load(folder)
+    release = load(folder)
     card = release.card
     audit: dict[str, Any] = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "method": card["method"],
-        "variant": card["variant"],
-        "printed": card["epsilon"],
-        "delta": card["delta"],
+        "method": card.method,
+        "variant": card.variant,
+        "printed": card.epsilon,
+        "delta": card.delta,
         "card": _check_card(card, path / "ledger.jsonl"),
         "internal": {},
         "lines": [],
     }
-    if card["guarantee"] == "certified":
-        budget = Budget(card["epsilon"], card["delta"], unit=card["unit"])
+    if card.epsilon is not None and card.delta is not None:
+        budget = Budget(card.epsilon, card.delta, unit=card.unit)
         _attack_method(audit, card, budget, pairs=pairs, canaries=canaries)
     else:
-        audit["lines"].append("Not audited: the release promises nothing, so there is nothing to refute.")
+        audit["lines"].append("Not audited: the release has no guarantee, so there is no ε to refute.")
     if members is not None and others is not None:
         audit["internal"]["notice"] = NOTICE
         audit["internal"]["membership"] = [found.to_json() for found in _membership(release, members, others, samples)]
@@ -72,13 +71,13 @@ def audit_release(
     return audit
 
 
-def _check_card(card: dict[str, Any], ledger: Path) -> dict[str, Any]:
-    """Does the printed ε follow from the card's own events, and does the ledger still know this release?"""
-    spent = epsilon([event_from_json(event) for event in card["events"]], card["delta"] or 1e-5)
-    covered = card["epsilon"] is None or spent <= card["epsilon"]
+def _check_card(card: Card, ledger: Path) -> dict[str, Any]:
+    """Check that the printed ε follows from the card's events and that the ledger holds the release."""
+    spent = epsilon(card.events, card.delta or 1e-5)
+    covered = card.epsilon is None or spent <= card.epsilon
     holds: bool | None = None
     if ledger.exists():
-        holds = Ledger.read(ledger).holds(card["ledger_head"]["length"], card["ledger_head"]["hash"])
+        holds = Ledger.read(ledger).holds(card.ledger_head.length, card.ledger_head.hash)
     return {
         "recomputed": rounded_up(spent) if math.isfinite(spent) else None,
         "covers": covered,
@@ -87,29 +86,27 @@ def _check_card(card: dict[str, Any], ledger: Path) -> dict[str, Any]:
     }
 
 
-def _attack_method(audit: dict[str, Any], card: dict[str, Any], budget: Budget, *, pairs: int, canaries: int) -> None:
-    from sfumato.methods.registry import find
-
-    method = find(card["method"]).small(card["variant"])
+def _attack_method(audit: dict[str, Any], card: Card, budget: Budget, *, pairs: int, canaries: int) -> None:
+    method = find(card.method).small(card.variant)
     budget, printed = _affordable(method, budget), budget
     private = worst_case_images(persons=budget.unit == "person")
     replayed = replay(method, private, budget=budget, pairs=pairs)
-    listened = audit_noise(method, private, budget=budget)
-    events = [event_from_json(event) for event in card["events"]]
+    tested = audit_noise(method, private, budget=budget)
+    events = card.events
     accounted = accountant_check(
         events, delta=budget.delta, draws=_draws(events, budget.delta), printed=printed.epsilon
     )
     attacked = white_box(method, private, budget=budget, canaries=canaries)
-    audit["replay"], audit["noise"] = replayed.to_json(), listened.to_json()
+    audit["replay"], audit["noise"] = replayed.to_json(), tested.to_json()
     audit["accountant"], audit["canary"] = accounted.to_json(), attacked.to_json()
     day = audit["made"][:10]
     found = "nothing moved more than was paid for" if not replayed.flagged else "FLAGGED"
     moved = max(replayed.movement.values(), default=0.0)
-    heard = "nothing found" if not listened.flagged else "FLAGGED"
+    noise = "nothing found" if not tested.flagged else "FLAGGED"
     audit["lines"] += [
         f"{day}: neighbour replay of the method (small, drawn data), {replayed.pairs} pairs: {found}; "
         f"largest movement ÷ paid {moved:.4f}",
-        f"{day}: noise and coins at α {ALPHA:g}, {len(listened.tests)} tests: {heard}",
+        f"{day}: noise and coins at α {ALPHA:g}, {len(tested.tests)} tests: {noise}",
         f"{day}: {attacked} ({attacked.canaries} gradient canaries, one run of the method, small, drawn data)",
         f"{day}: {accounted} (this release's events)",
     ]
@@ -127,7 +124,7 @@ def _affordable(method: Method, budget: Budget) -> Budget:
     return budget
 
 
-def _draws(events: list[Any], delta: float) -> int:
+def _draws(events: Sequence[Event], delta: float) -> int:
     """Enough for a quantile at δ, fewer where there are many steps to draw."""
     steps = sum(getattr(event, "steps", 1) for event in events)
     return int(min(max(20 / delta, 20_000), 4_000_000, max(20_000, 4e8 / max(1, steps))))
@@ -147,22 +144,16 @@ def _membership(release: Release, members: Images, others: Images, samples: int)
 
 
 def write(audit: dict[str, Any], path: str | Path, *, on_card: bool = True) -> Path:
-    """``audit.json`` beside the release, for the owner's eyes; the lines go onto the card, which may leave.
+    """``audit.json`` beside the release, readable by the owner alone; the lines go onto the card, which is public.
 
-    The lines are computed from the card and from drawn data; what the membership attacks found stays behind.
+    The lines are computed from the card and from drawn data; results of membership attacks stay in the file.
     """
     path = Path(path)
     run = (path / "release").is_dir()
     folder, beside = (path / "release", path / "audit.json") if run else (path, path.parent / f"{path.name}.audit.json")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(json.dumps(audit, indent=2, ensure_ascii=False) + "\n")
+    write_json(beside, audit, private=True)
     if on_card:
-        release = Release.load(folder)
-        release.card["audits"] = list(audit["lines"])
-        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-            made = release.save(Path(temporary) / "release")
-            for name in ("card.json", "card.html"):
-                os.replace(made / name, folder / name)
+        release = load(folder).with_audits(audit["lines"])
+        write_json(folder / "card.json", release.card.to_json(), private=False)
+        write_file(folder / "card.html", release.page(), private=False)
     return beside

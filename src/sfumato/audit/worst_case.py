@@ -1,4 +1,4 @@
-"""The units that break things: black, white, checkerboard, huge, NaN, a duplicate, a rare class, a wrong label."""
+"""Worst-case units: black, white, checkerboard, huge, NaN, a duplicate, a rare class, a wrong label."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLASSES = ("a", "b", "c", "d")
 
 @dataclass(frozen=True)
 class Kind:
-    """What a planted unit looks like, what becomes of its label, and whether there can be only one of its kind."""
+    """How the pixels and labels of a planted unit are made, and whether there can be only one of its kind."""
 
     pixels: Callable[[np.ndarray, np.ndarray], np.ndarray]
     """``(own rows, another unit's image) -> rows``, in 0..1 and beyond."""
@@ -53,7 +53,7 @@ def rows_of(private: PrivateRecords, unit: int, kind: Unit) -> np.ndarray:
 
 
 def planted(private: PrivateRecords, kind: str, units: Sequence[int], *, unit: Unit = "image") -> PrivateRecords:
-    """The collection with these units turned into this kind; a person is turned with all images."""
+    """The collection with these units replaced by this kind; a person is replaced with all images."""
     chosen = KINDS[kind]
     scale = 255.0 if private._pixels.dtype == np.uint8 else 1.0
     pixels = np.asarray(private._pixels, dtype=np.float32) / np.float32(scale)
@@ -61,7 +61,7 @@ def planted(private: PrivateRecords, kind: str, units: Sequence[int], *, unit: U
     classes = len(private.classes)
     rows = [rows_of(private, one, unit) for one in units]
     others = np.setdiff1d(np.arange(len(labels)), np.concatenate(rows))
-    # An ordinary image to copy: a copy of NaN would be zeroed away and show nothing.
+    # Copy an ordinary image: a copy of NaN counts as zero and would show nothing.
     ordinary = [row for row in others if np.isfinite(pixels[row]).all() and np.abs(pixels[row]).max() <= 1]
     model = int(ordinary[0]) if ordinary else int(rows[0][0])
     if chosen.alone and classes > 1:
@@ -77,12 +77,12 @@ def planted(private: PrivateRecords, kind: str, units: Sequence[int], *, unit: U
 def worst_case_images(
     count: int = 48, *, size: int = 28, labelled: bool = True, persons: bool = False
 ) -> PrivateImages:
-    """``count`` random images and twelve awkward ones; with ``persons``, three images of one class each."""
+    """``count`` random images and twelve worst-case ones; with ``persons``, three images of one class each."""
     random = np.random.default_rng(7)
     images = random.random((count, 1, size, size), dtype=np.float32)
     labels = np.arange(count) // 3 % 3
     board = (np.indices((size, size)).sum(0) % 2).astype(np.float32)
-    awkward = [
+    special = [
         np.zeros((size, size)),
         np.ones((size, size)),
         board,
@@ -96,8 +96,8 @@ def worst_case_images(
         images[1, 0],
         np.eye(size),
     ]
-    pixels = np.concatenate([np.stack(awkward)[:, None].astype(np.float32), images])
-    # The last awkward one is all there is of class d, and the copy of images[1] has another's label.
+    pixels = np.concatenate([np.stack(special)[:, None].astype(np.float32), images])
+    # The last of these is the only record of class d, and the copy of images[1] has another label.
     labels = np.concatenate([np.array([0, 0, 1, 1, 1, 0, 1, 2, 0, 0, 2, 3]), labels])
     owners = np.concatenate([np.arange(12), 12 + np.arange(count) // 3]) if persons else None
     if not labelled:

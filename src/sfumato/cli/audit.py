@@ -47,7 +47,7 @@ def replay_command(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Run a method on D and on D without one unit, for every kind of awkward unit, and compare everything."""
+    """Run a method on D and on D without one unit, for every kind of worst-case unit, and compare."""
     from sfumato.audit.adversarial_search import sweep
 
     chosen = find_method(method, variant, settings)
@@ -71,32 +71,34 @@ def replay_command(
         ],
     )
     for where in result.vacuous():
-        _say(f"VACUOUS: no unit moved {where} near its bound; about it nothing was shown")
+        _say(f"VACUOUS: no unit moved {where} near its bound; replay shows nothing about it")
     _say(f"{'FLAGGED' if result.flagged else 'nothing flagged'}: {result.pairs} pairs, {result.tried} by search")
     raise typer.Exit(int(result.flagged))
 
 
-@audit_app.command("twins")
-def twins_command(
+@audit_app.command("detection")
+def detection_command(
     *,
     pairs: Annotated[int, typer.Option(min=1)] = 12,
-    runs: Annotated[int, typer.Option(min=1, help="Canary runs for each twin.")] = 20,
+    runs: Annotated[int, typer.Option(min=1, help="Canary runs for each method.")] = 20,
     epsilon: Epsilon = 1.0,
     delta: Delta = 1e-5,
     as_json: Json = False,
 ) -> None:
-    """Break a sound method in known ways and show which audit catches which. Exit 1 if one escapes."""
-    from sfumato.audit.detection_matrix import verdicts
+    """Run every broken method and show which audit detects which. Exit 1 if one is not detected."""
+    from sfumato.audit.detection_matrix import detection_matrix
     from sfumato.privacy import Budget
 
-    found = verdicts(budget=Budget(epsilon, delta), pairs=pairs, runs=runs)
+    found = detection_matrix(budget=Budget(epsilon, delta), pairs=pairs, runs=runs)
     control, *broken = found
-    escaped = [one.mistake for one in broken if not one.caught]
+    undetected = [one.mistake for one in broken if not one.caught]
     if as_json:
-        _print({"verdicts": [one.to_json() for one in found], "escaped": escaped, "control_flagged": control.caught})
-        raise typer.Exit(int(bool(escaped) or control.caught))
+        _print(
+            {"methods": [one.to_json() for one in found], "undetected": undetected, "control_flagged": control.caught}
+        )
+        raise typer.Exit(int(bool(undetected) or control.caught))
     _table(
-        ("mistake", "refused at the door", "replay", "noise and coins", f"canary, printed {epsilon:g}"),
+        ("mistake", "refused", "replay", "noise and coins", f"canary, printed {epsilon:g}"),
         [
             (
                 one.mistake,
@@ -108,8 +110,8 @@ def twins_command(
             for one in found
         ],
     )
-    _say(f"escaped: {', '.join(escaped) or 'none'}; the control is {'FLAGGED' if control.caught else 'not flagged'}")
-    raise typer.Exit(int(bool(escaped) or control.caught))
+    _say(f"undetected: {', '.join(undetected) or 'none'}; control {'FLAGGED' if control.caught else 'not flagged'}")
+    raise typer.Exit(int(bool(undetected) or control.caught))
 
 
 @audit_app.command("noise")
@@ -118,13 +120,13 @@ def noise_command(
     *,
     variant: Variant = "certified",
     unit: UnitOption = "image",
-    runs: Annotated[int, typer.Option(min=2, help="Runs of the method to listen to.")] = 10,
+    runs: Annotated[int, typer.Option(min=2, help="Runs of the method.")] = 10,
     epsilon: Epsilon = 1.0,
     delta: Delta = 1e-5,
     settings: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Is the noise as large, as normal and as independent as the ledger believes, and are the coins fair?"""
+    """Test the scale, normality and independence of the noise, and the coins."""
     from sfumato.audit.noise import audit_generator, audit_noise
 
     found = {"generator": audit_generator()}
@@ -146,7 +148,9 @@ def noise_command(
 
 @audit_app.command("canary")
 def canary_command(
-    method: Annotated[str | None, typer.Argument(help="A method, or nothing for the published miniatures.")] = None,
+    method: Annotated[
+        str | None, typer.Argument(help="A method, or nothing for the case studies of published algorithms.")
+    ] = None,
     *,
     variant: Variant = "certified",
     canaries: Annotated[int, typer.Option(min=10, help="In one run; at most the size of an answer.")] = 1000,
@@ -163,22 +167,22 @@ def canary_command(
     import numpy as np
 
     from sfumato.audit import canary
-    from sfumato.audit.case_studies import MINIATURES
+    from sfumato.audit.case_studies import CASE_STUDIES
     from sfumato.privacy import Budget
 
     if method is None:
-        found = [make(np.random.default_rng(seed)) for make in MINIATURES.values()]
+        found = [make(np.random.default_rng(seed)) for make in CASE_STUDIES.values()]
         if as_json:
-            return _print({"miniatures": [one.to_json() for one in found]})
+            return _print({"case_studies": [one.to_json() for one in found]})
         _table(
-            ("miniature", "claimed", "measured", "threat model", "note", "s"),
+            ("algorithm", "claimed", "measured", "threat model", "note", "s"),
             [(m.name, f"{m.claimed:g}", str(m.bound), m.bound.threat, m.note, f"{m.seconds:.0f}") for m in found],
         )
         return None
     chosen = find_method(method, variant, settings)
     budget = _budget(chosen, epsilon, delta, unit)
     if not isinstance(budget, Budget):
-        raise ValueError("this variant promises nothing, so there is no ε to refute; audit replay measures its claims")
+        raise ValueError("this variant has no guarantee, so there is no ε to refute; audit replay measures its claims")
     private = _collection(None, None, unit, seed)
     options: dict[str, Any] = {"budget": budget, "seed": seed}
     audits = [
@@ -211,12 +215,12 @@ def membership_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Who was in the collection? GAN-Leaks, the likelihood attack and, with --shadows, LiRA. INTERNAL."""
+    """Membership attacks: GAN-Leaks, likelihood and, with --shadows, LiRA. INTERNAL."""
     from sfumato.audit.membership import NOTICE, Membership, distance, draw_curves, gan_leaks, likelihood, lira
+    from sfumato.methods.registry import load
     from sfumato.privacy import Budget
-    from sfumato.release import Release
 
-    found = Release.load(_release_folder(release))
+    found = load(_release_folder(release))
     inside = _images(members, found.classes, split, size, limit)
     outside = _images(others, found.classes, others_split, size, limit)
     drawn, _ = found.sample(samples, seed=0, device="cpu")
@@ -228,9 +232,9 @@ def membership_command(
     if hasattr(found.method, "density"):
         attacks.append(Membership("likelihood", likelihood(found, *inside), likelihood(found, *outside)))
     if shadows:
-        small = find_method(found.card["method"], found.card["variant"], None)
+        small = find_method(found.card.method, found.card.variant, None)
         score = likelihood if hasattr(small, "density") else distance(500)
-        budget = Budget(found.card["epsilon"] or 1e3, found.card["delta"] or 1e-5)
+        budget = Budget(found.card.epsilon or 1e3, found.card.delta or 1e-5)
         pool = (inside[0][:100], inside[1][:100])
         attacks.append(lira(small, *pool, classes=found.classes, budget=budget, score=score, shadows=shadows))
     if plot is not None:
@@ -256,11 +260,11 @@ def release_command(
     card: Annotated[bool, typer.Option(help="Put the audits' lines on the release's card.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Run what applies, write audit.json beside the release and put what may leave on its card."""
+    """Run the audits that apply, write audit.json beside the release and add the public lines to its card."""
     from sfumato.audit.release_audit import audit_release, write
-    from sfumato.release import Release
+    from sfumato.methods.registry import load
 
-    found = Release.load(_release_folder(path))
+    found = load(_release_folder(path))
     inside = None if members is None else _images(members, found.classes, "train", size, limit)
     outside = None if others is None else _images(others, found.classes, "test", size, limit)
     audit = audit_release(path, members=inside, others=outside, pairs=pairs, canaries=canaries)
@@ -314,7 +318,7 @@ def _budget(method: Method, epsilon: float, delta: float, unit: str) -> AnyBudge
 def _collection(
     data: Path | None, size: int | None, unit: str, seed: int, classes: str | None = None
 ) -> PrivateRecords:
-    """Drawn images with awkward ones among them, or some of the user's own."""
+    """Random and worst-case images, or some of the user's own."""
     import numpy as np
 
     from sfumato.audit.worst_case import worst_case_images

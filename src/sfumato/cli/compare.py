@@ -6,7 +6,6 @@ comparison that was killed continues where it was when the same command is given
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sfumato.cli.console import console, errors
-from sfumato.cli.experiment import chosen_device, run_reported
+from sfumato.cli.console import console, print_json, remark
+from sfumato.cli.experiment import run_reported
+from sfumato.cli.options import device_named, label_set
 from sfumato.experiments.results import NOTICE
 from sfumato.experiments.runner import Task, begin
 from sfumato.experiments.spec import Conditions, DataSpec, EvaluationSpec, TrainingSpec
@@ -62,8 +62,8 @@ def compare_command(
     from sfumato.evaluation.protocols import protocol_named
     from sfumato.experiments.compare import gather
 
-    here = chosen_device(device)
-    options: dict[str, Any] = {"size": size, "colour": colour, "classes": _classes(classes)}
+    here = device_named(device)
+    options: dict[str, Any] = {"size": size, "colour": colour, "classes": label_set(classes)}
     options |= {"label_column": label_column, "person_column": person_column}
     evaluation = EvaluationSpec(
         protocol=protocol,
@@ -81,7 +81,7 @@ def compare_command(
     result = gather(trainings, conditions, failed=failed)
     written = write(result, out)
     if as_json:
-        print(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
+        print_json(result.to_json())
     else:
         print_table(result)
         console.print(f"Written: {', '.join(path.name for path in written)} in {out}", soft_wrap=True)
@@ -127,12 +127,6 @@ def _budgets(text: str) -> list[float]:
     return found
 
 
-def _classes(text: str | None) -> int | tuple[str, ...] | None:
-    if text is None:
-        return None
-    return int(text) if text.isdigit() else tuple(name.strip() for name in text.split(","))
-
-
 def _show_plan(trainings: Sequence[TrainingSpec], conditions: Conditions) -> None:
     """What all runs will cost together, before anything is touched; a budget that cannot be met is refused here."""
     from sfumato.experiments.compare import composed_epsilon
@@ -140,11 +134,9 @@ def _show_plan(trainings: Sequence[TrainingSpec], conditions: Conditions) -> Non
     plans = {(one.name, one.epsilon): one.method.plan(one.budget(conditions)) for one in trainings if not one.number}
     events = [event for one in trainings for event in plans[one.name, one.epsilon].events]
     total = composed_epsilon(events, conditions.delta)
-    errors.print(
+    remark(
         f"{len(trainings)} run{'s' * (len(trainings) != 1)}: together they will cost ε = {total:.3g} at "
-        f"δ = {conditions.delta:g} for each {conditions.unit}.",
-        highlight=False,
-        soft_wrap=True,
+        f"δ = {conditions.delta:g} for each {conditions.unit}."
     )
 
 
@@ -167,12 +159,12 @@ def write(result: ComparisonResult, out: Path) -> list[Path]:
     """Write ``comparison.json``, ``comparison.csv`` and ``comparison.html``, readable by their owner alone."""
     from sfumato.experiments.compare import to_csv
     from sfumato.files import write_file, write_json
-    from sfumato.release import Release
+    from sfumato.methods.registry import load
     from sfumato.report.comparison import comparison_page
     from sfumato.report.public import sample_rows
 
     content = result.to_json()
-    pictures = [sample_rows(Release.load(out / entry.runs[0] / "release"), each=10) for entry in result.entries]
+    pictures = [sample_rows(load(out / entry.runs[0] / "release"), each=10) for entry in result.entries]
     return [
         write_json(out / "comparison.json", content, private=True),
         write_file(out / "comparison.csv", to_csv(result), private=True),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -12,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato.cli.console import console, errors
+from sfumato.cli.console import console, print_json, print_table, remark, say
+from sfumato.cli.options import Device, Json, device_named, setting_pair
 
 if TYPE_CHECKING:
     from sfumato.experiments.experiment import Layout
+    from sfumato.experiments.results import ResultSet
     from sfumato.experiments.runner import Progress, Task
 
 # Torch is imported where it is used: ``sfumato --help`` should not wait for it.
@@ -26,7 +27,6 @@ Data = Annotated[
     list[str] | None,
     typer.Option(help="The data folder [default: $SFUMATO_DATA, or data]; NAME=PATH or NAME=TRAIN,TEST for one set."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 ResultsFolder = Annotated[Path, typer.Option(help="The folder with result files.")]
 
 experiment_app = typer.Typer(
@@ -50,8 +50,8 @@ def run_command(
     records: Annotated[int | None, typer.Option(min=1, help="Train on a subset of this many records.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="A parameter of all methods: steps=200.")] = None,
     results: Annotated[Path | None, typer.Option(help="Also write the result files, without the runs, here.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
-    as_json: AsJson = False,
+    device: Device = "auto",
+    as_json: Json = False,
 ) -> None:
     """Train and evaluate what the file says; several trainings can share the device. NOT PRIVATE."""
     from sfumato.experiments.datasets import DatasetLocator
@@ -59,16 +59,16 @@ def run_command(
     from sfumato.experiments.runner import begin
     from sfumato.experiments.spec import read_experiments
 
-    parameters = _parameters(settings or [])
+    parameters = dict(setting_pair(text) for text in settings or [])
     chosen = [
         changed(one, trainings=trainings, images=images, records=records, parameters=parameters)
         for one in read_experiments(file, only=only or ())
     ]
-    here, locator = chosen_device(device), DatasetLocator.of(data or [])
+    here, locator = device_named(device), DatasetLocator.of(data or [])
     layouts = [lay_out(one, locator=locator, out=out, device=here) for one in chosen]
     begin(out, {"file": file.name, "records": records, "images": images, "set": parameters}, what="set of experiments")
     tasks = in_order(layouts)
-    errors.print(f"{len(tasks)} tasks, {together} at a time", highlight=False, soft_wrap=True)
+    remark(f"{len(tasks)} tasks, {together} at a time")
     failed = run_reported(tasks, jobs=together, in_process=together == 1 and here == "cpu", minutes=minutes)
     command = f"sfumato {shlex.join(_without_paths(sys.argv[1:]))}"
     for layout in layouts:
@@ -80,10 +80,10 @@ def run_command(
             results.mkdir(parents=True, exist_ok=True)
             paths.append(result.save(results / f"{result.name}.json", private=False))
         if as_json:
-            print(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
+            print_json(result.to_json())
         else:
-            show(result.name, [result.to_json()])
-            console.print(f"Written: {', '.join(map(str, paths))}", soft_wrap=True, highlight=False)
+            show(result)
+            say(f"Written: {', '.join(map(str, paths))}")
     if failed:
         raise typer.Exit(1)
 
@@ -92,25 +92,23 @@ def run_command(
 def list_command(
     files: Annotated[list[Path], typer.Argument(help="TOML files with experiments.")],
     *,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """List the experiments of a file: what is trained, on what, how often."""
     from dataclasses import asdict
-
-    from rich.table import Table
 
     from sfumato.experiments.spec import read_experiments
 
     found = [(file, one) for file in files for one in read_experiments(file)]
     if as_json:
         content = [{"file": file.name, **asdict(one)} for file, one in found]
-        return print(json.dumps(content, indent=2, ensure_ascii=False))
-    table = Table("experiment", "method", "data", "ε", "unit", "trainings")
+        return print_json(content)
+    rows = []
     for _, one in found:
         budgets = ", ".join(f"{epsilon:g}" for epsilon in one.epsilon) or "–"
         count = len(list(one.settings())) * one.trainings
-        table.add_row(one.name, one.method, ", ".join(one.data), budgets, one.unit, str(count))
-    console.print(table)
+        rows.append((one.name, one.method, ", ".join(one.data), budgets, one.unit, str(count)))
+    print_table(("experiment", "method", "data", "ε", "unit", "trainings"), rows)
 
 
 @experiment_app.command("show")
@@ -118,7 +116,7 @@ def show_command(
     name: Annotated[str, typer.Argument(help="A result: the name of its file without .json.")],
     *,
     results: ResultsFolder = RESULTS,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Show one result file: every setting, ε, unit and value, and how it was made."""
     from sfumato.experiments.results import load_results
@@ -128,10 +126,10 @@ def show_command(
     if name not in known:
         raise LookupError(f"{results} has no result {name!r}; {hint(name, known)}")
     if as_json:
-        return print(json.dumps(known[name].to_json(), indent=2, ensure_ascii=False))
-    show(name, [known[name].to_json()])
+        return print_json(known[name].to_json())
+    show(known[name])
     made = known[name].provenance
-    console.print(f"{made.command}\n{made.device}, commit {made.commit or 'not recorded'}", soft_wrap=True)
+    say(f"{made.command}\n{made.device}, commit {made.commit or 'not recorded'}")
 
 
 @experiment_app.command("render")
@@ -151,44 +149,39 @@ def render_command(
         after = rendered(before, known)
         if after != before:
             write_file(path, after, private=False)
-            console.print(f"Written: {path}", soft_wrap=True)
+            say(f"Written: {path}")
 
 
 @experiment_app.command("evidence")
-def evidence_command(*, results: ResultsFolder = RESULTS, as_json: AsJson = False) -> None:
+def evidence_command(*, results: ResultsFolder = RESULTS, as_json: Json = False) -> None:
     """List the results that are older than the code they measure, or whose commit was not recorded."""
     from dataclasses import asdict
-
-    from rich.table import Table
 
     from sfumato.experiments.evidence import stale_results
     from sfumato.experiments.results import load_results
 
     found = stale_results(load_results(results))
     if as_json:
-        return print(json.dumps([asdict(one) for one in found], indent=2, ensure_ascii=False))
-    table = Table("result", "commit", "why it is old")
-    for one in found:
-        table.add_row(one.name, one.commit or "–", one.reason)
-    console.print(table)
+        return print_json([asdict(one) for one in found])
+    rows = [(one.name, one.commit or "–", one.reason) for one in found]
+    print_table(("result", "commit", "why it is old"), rows)
 
 
-def show(title: str, results: Sequence[dict[str, object]]) -> None:
-    """Print the rows of result files, one block for each setting."""
+def show(result: ResultSet) -> None:
+    """Print the rows of a result file."""
     from rich.table import Table
 
-    from sfumato.experiments.results import ResultSet
     from sfumato.report.papers import number
 
-    for content in results:
-        table = Table("setting", "data", "ε", "measure", "value", "trainings", title=title, title_justify="left")
-        for row in ResultSet.from_json(content).rows:
-            epsilon = "∞" if row.epsilon is None else f"{row.epsilon:g}"
-            first = [row.setting, f"{row.data.name}, per {row.unit}", epsilon]
-            for name, value in row.values.items():
-                table.add_row(*first, name, number(value), str(value.trainings))
-                first = ["", "", ""]
-        console.print(table)
+    headings = ("setting", "data", "ε", "measure", "value", "trainings")
+    table = Table(*headings, title=result.name, title_justify="left", pad_edge=False)
+    for row in result.rows:
+        epsilon = "∞" if row.epsilon is None else f"{row.epsilon:g}"
+        first = [row.setting, f"{row.data.name}, per {row.unit}", epsilon]
+        for name, value in row.values.items():
+            table.add_row(*first, name, number(value), str(value.trainings))
+            first = ["", "", ""]
+    console.print(table)
 
 
 def run_reported(
@@ -198,27 +191,13 @@ def run_reported(
     from sfumato.experiments.runner import run_tasks
 
     def report(progress: Progress) -> None:
-        errors.print(str(progress), markup=False, highlight=False, soft_wrap=True)
+        remark(str(progress))
 
     try:
         return run_tasks(tasks, jobs=jobs, in_process=in_process, minutes=minutes, report=report)
     except KeyboardInterrupt:
-        errors.print("\nStopped. The same command continues from here; the ledgers hold what was spent.")
+        remark("Stopped. The same command continues from here; the ledgers hold what was spent.")
         raise typer.Exit(130) from None
-
-
-def chosen_device(name: str) -> str:
-    """``auto`` is the GPU where there is one."""
-    import torch
-
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-
-
-def _parameters(settings: Sequence[str]) -> dict[str, str]:
-    for setting in settings:
-        if "=" not in setting:
-            raise ValueError(f"--set takes key=value, not {setting!r}")
-    return dict(setting.split("=", 1) for setting in settings)
 
 
 def _without_paths(words: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sfumato.cli.console import console, errors
+from sfumato.files import private_folder, write_file
 
 # Torch is imported where it is used: ``sfumato --help`` should not wait for it.
 
@@ -23,8 +24,8 @@ def report_command(
     ] = False,
 ) -> None:
     """Write public.html, which may leave, into each run's folder, and one internal.html, which may not."""
-    from sfumato.release import Release
-    from sfumato.report.folder import RunFolder, write_whole
+    from sfumato.methods.registry import load
+    from sfumato.report.folder import RunFolder
     from sfumato.report.internal import internal_page
     from sfumato.report.public import public_page
     from sfumato.report.scan import scan
@@ -33,21 +34,20 @@ def report_command(
     findings = []
     for run in folders:
         run.card()
-        page = None if scan_only else public_page(Release.load(run.release))
+        page = None if scan_only else public_page(load(run.release))
         found = scan(run.path, page=page)
         findings += found
         for finding in found:
             errors.print(f"{run.path}: {finding}", style="red", markup=False, highlight=False, soft_wrap=True)
         if page is not None and not found:
             where = run.path if run.release != run.path else out or run.path.parent
-            written = write_whole(where / "public.html", page, private=False)
+            written = write_file(where / "public.html", page, private=False)
             console.print(f"Written: {written}, may leave", soft_wrap=True)
         elif scan_only and not found:
             console.print(f"{run.path}: nothing found that may not leave", soft_wrap=True)
     if not scan_only:
-        folder = out or folders[0].internal
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        written = write_whole(folder / "internal.html", internal_page(folders), private=True)
+        folder = private_folder(out or folders[0].internal)
+        written = write_file(folder / "internal.html", internal_page(folders), private=True)
         console.print(f"Written: {written}, NOT PRIVATE", soft_wrap=True)
     if findings:
         errors.print("The release scan found what may not leave; public.html was not written.", style="red")

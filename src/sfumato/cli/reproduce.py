@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato.cli.console import console, errors
-from sfumato.cli.experiment import RESULTS, AsJson, Data, ResultsFolder, chosen_device, run_reported
+from sfumato.cli.console import console, print_json, remark, say
+from sfumato.cli.experiment import RESULTS, Data, ResultsFolder, run_reported
+from sfumato.cli.options import Device, Json, device_named
 
 if TYPE_CHECKING:
     from sfumato.experiments.papers.entries import Entry, Paper
@@ -40,7 +40,7 @@ def list_command(
     *,
     data: Data = None,
     details: Annotated[bool, typer.Option("--details", help="Also print data, methods and remarks.")] = False,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """All entries: what each costs on this machine, and whether it can be run."""
     from rich.table import Table
@@ -50,7 +50,7 @@ def list_command(
 
     items = catalogue(DatasetLocator.of(data or []))
     if as_json:
-        return print(json.dumps([item.to_json() for item in items], indent=2, ensure_ascii=False))
+        return print_json([item.to_json() for item in items])
     table = Table("entry", "what", "runs", "small", "full", "status", pad_edge=False)
     for item in items:
         what = item.title
@@ -59,7 +59,7 @@ def list_command(
         costs = (duration_text(item.seconds[name]) for name in ("small", "full"))
         table.add_row(f"{item.paper} {item.entry}", what, str(item.trainings), *costs, item.status)
     console.print(table)
-    console.print(f"{len(items)} entries. Costs are estimates for this machine's {items[0].device}.", highlight=False)
+    say(f"{len(items)} entries. Costs are estimates for this machine's {items[0].device}.")
 
 
 @reproduce_app.command("page")
@@ -74,7 +74,7 @@ def page_command(
     from sfumato.report.paper_page import by_entry, page
 
     write_file(out, page(by_entry(list(load_results(results).values()))), private=False)
-    console.print(f"Written: {out}", soft_wrap=True)
+    say(f"Written: {out}")
 
 
 def _paper_command(key: str, summary: str) -> Callable[..., None]:
@@ -91,11 +91,11 @@ def _paper_command(key: str, summary: str) -> Callable[..., None]:
             int | None, typer.Option(min=1, help="Trainings at a time; 1 works in this process [default: one a core].")
         ] = None,
         minutes: Annotated[float | None, typer.Option(help="Start no training after this many minutes.")] = None,
-        device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+        device: Device = "auto",
         inception_head: Annotated[
             Path | None, typer.Option(help="The Inception network's last layer, for the Inception Score.")
         ] = None,
-        as_json: AsJson = False,
+        as_json: Json = False,
     ) -> None:
         from sfumato.experiments.papers.entries import find
 
@@ -109,10 +109,10 @@ def _paper_command(key: str, summary: str) -> Callable[..., None]:
             results.mkdir(parents=True, exist_ok=True)
             result.save(results / f"{key}-{entry}-{scale}.json", private=False)
         if as_json:
-            print(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
+            print_json(result.to_json())
         else:
             print_result(paper, found, result)
-            console.print(f"Written: {folder}", soft_wrap=True)
+            say(f"Written: {folder}")
         if result.failed:
             raise typer.Exit(1)
 
@@ -144,14 +144,14 @@ def reproduce(
     from sfumato.experiments.runner import begin
     from sfumato.files import private_folder
 
-    here, size = chosen_device(device), Scale.of(scale, entry)
+    here, size = device_named(device), Scale.of(scale, entry)
     layout = lay_out(entry, locator=DatasetLocator.of(data), scale=size, out=out, device=here, inception_head=head)
     conditions = [row.evaluated.conditions for row in layout.rows if row.evaluated is not None]
     paths = sorted({str(found.data.train.resolve()) for found in conditions})
     begin(out, {"paper": paper.key, "entry": entry.name, "scale": scale, "data": paths}, what="reproduction")
     for found in conditions:
         private_folder(found.out)
-    errors.print(f"{paper.name} {entry.name}, {scale}: {len(layout.tasks)} tasks", highlight=False, soft_wrap=True)
+    remark(f"{paper.name} {entry.name}, {scale}: {len(layout.tasks)} tasks")
     together = jobs or (1 if here == "cuda" else os.cpu_count() or 1)
     failed = run_reported(layout.tasks, jobs=together, in_process=together == 1, minutes=minutes)
     return layout, gather(paper, entry, layout, scale=size, device=here, failed=failed)
@@ -189,5 +189,5 @@ def print_result(paper: Paper, entry: Entry, result: ResultSet) -> None:
         before = line[:2]
     console.print(table)
     for text in caption(entry, result):
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
+        say(text)
     console.print(NOTICE, style="bold red", highlight=False, soft_wrap=True)

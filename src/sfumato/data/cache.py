@@ -16,19 +16,14 @@ from typing import IO, Any
 
 import numpy as np
 
+from sfumato.files import cache_folder
+
 MEMORY_LIMIT = 64 << 20
 """Bytes of decoded pixels kept in memory; a larger collection goes to the cache."""
 
 _ENTRY = re.compile(r"^pixels-[0-9a-f]{32}$|^partial-")
 _FACTS = "facts.json"
 _KINDS: dict[str, Any] = {"pixels": np.uint8, "labels": np.int64, "persons": np.int64}
-
-
-def cache_folder(cache: str | Path | None = None) -> Path:
-    """``cache`` if given, else ``sfumato`` in the user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``)."""
-    if cache is not None:
-        return Path(cache)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sfumato"
 
 
 def clear_cache(cache: str | Path | None = None) -> int:

@@ -20,6 +20,7 @@ from sfumato.data.formats.npz import Npz
 from sfumato.data.formats.parquet import files_in, parquet
 from sfumato.data.labels import Labels
 from sfumato.data.source import Choice, Record, Source
+from sfumato.files import cache_folder
 
 Format = Literal["folder", "npz", "idx", "parquet", "arrow"]
 
@@ -50,7 +51,7 @@ def read_kept(
     """The decoded rows and the label set. Raises BadInput alone; its text names no file unless ``internal``."""
     try:
         with _silence():
-            return _read(Path(path), reading, store.cache_folder(cache), 0 if cache is not None else memory_limit)
+            return _read(Path(path), reading, cache_folder(cache), 0 if cache is not None else memory_limit)
     except BadInput as error:
         problem = error.shown(internal=internal)
     except OSError as error:

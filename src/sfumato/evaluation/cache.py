@@ -6,8 +6,6 @@ A cache entry is derived from private images, so it may not leave. Folder and fi
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +15,12 @@ from safetensors.torch import load_file, save
 from sfumato.evaluation.classifiers import Progress, silent
 from sfumato.evaluation.features import FeatureNetwork, extract
 from sfumato.evaluation.fidelity import FeatureStatistics, statistics
+from sfumato.files import cache_folder, private_folder, write_file
 
 
 def default_folder() -> Path:
     """The user's cache folder, outside every run's release."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sfumato" / "evaluation"
+    return cache_folder() / "evaluation"
 
 
 def content_key(pixels: np.ndarray, network: FeatureNetwork) -> str:
@@ -56,15 +55,6 @@ def cached_statistics(
     if found.count > len(found.rows):
         # Otherwise mean and covariance follow from the rows.
         tensors |= {"mean": found.mean, "covariance": found.covariance, "count": torch.tensor(found.count)}
-    _write(path, save({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}))
+    private_folder(folder)
+    write_file(path, save({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}), private=True)
     return found
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.parent.chmod(0o700)
-    # mkstemp makes the file readable by its owner alone; the rename makes it whole or absent.
-    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    os.replace(name, path)

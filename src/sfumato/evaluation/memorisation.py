@@ -5,13 +5,14 @@ It is a look, not a proof: distance in pixels finds copies, and finding none sho
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from sfumato.files import new_file
 
 NOTICE = "INTERNAL: shows private images; may not leave"
 
@@ -89,7 +90,5 @@ def write_view(
     cells += [blank] * (-len(cells) % columns)
     bands = [np.concatenate(cells[start : start + columns], axis=2) for start in range(0, len(cells), columns)]
     picture = np.moveaxis(np.concatenate(bands, axis=1), 0, -1)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        Image.fromarray(picture.squeeze(-1) if picture.shape[-1] == 1 else picture).save(file, format="PNG")
+    with new_file(path, private=True) as temporary:
+        Image.fromarray(picture.squeeze(-1) if picture.shape[-1] == 1 else picture).save(temporary, format="PNG")

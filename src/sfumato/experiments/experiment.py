@@ -59,7 +59,8 @@ def lay_out(experiment: ExperimentSpec, *, locator: DatasetLocator, out: Path, d
         trainings = tuple(TrainingSpec(method, epsilon, number, name) for number in range(experiment.trainings))
         for training in trainings:
             variants = _variants(experiment, data, training.number)
-            rounds[training.number].append(Trial(training, conditions, variants, experiment.measures))
+            trial = Trial(training, conditions, variants, experiment.measures, bool(experiment.protocols))
+            rounds[training.number].append(trial)
         for variant in _variants(experiment, data, 0):
             setting = f"{name}, {variant.name}" if variant.name else name
             lines += [
@@ -118,7 +119,7 @@ def _conditions(experiment: ExperimentSpec, data: str, locator: DatasetLocator, 
             inception_trainings=experiment.fid,
             classifiers=experiment.classifiers,
         )
-        for name in experiment.protocols
+        for name in experiment.protocols or ("sinkhorn",)
     )
     return Conditions(spec, evaluations, device, out / data, experiment.delta, experiment.unit)
 

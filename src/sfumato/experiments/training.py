@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from sfumato.files import write_json
 
 if TYPE_CHECKING:
     from sfumato.data import Images
-    from sfumato.release import Release
+    from sfumato.release import Release, SyntheticImages
 
 # Torch is imported where it is used: a process says first how many threads it may have.
 
@@ -84,21 +84,21 @@ class Trial:
     def _evaluate(self, variant: SamplingVariant, places: list[int], train: Images, test: Images) -> None:
         from sfumato.data import Images
         from sfumato.evaluation.results import NOTICE
+        from sfumato.release import SyntheticImages
 
         conditions, number = self.conditions, self.training.number
         release = release_for(self.folder, variant)
         count = max(evaluation.images for evaluation in conditions.evaluations)
         pixels, labels = release.sample(count, device=conditions.device)
-        guarantee = {key: release.card[key] for key in ("guarantee", "epsilon", "delta", "unit")}
+        guarantee = release.card.summary().to_json()
         for place in places:
             evaluation = conditions.evaluations[place]
-            synthetic = Images(pixels[: evaluation.images], labels[: evaluation.images], release.classes)
+            sampled = SyntheticImages(pixels[: evaluation.images], labels[: evaluation.images], release.card)
+            synthetic = Images(sampled.images, sampled.labels, sampled.classes)
             result: dict[str, Any] = {"notice": NOTICE, "measurements": [], "guarantee": guarantee}
             if self.by_protocol:
                 self._write_neighbours(synthetic, train, test)
-                result = evaluated(
-                    conditions, evaluation, synthetic, train, test, seeds=[number], number=number, guarantee=guarantee
-                )
+                result = evaluated(conditions, evaluation, sampled, train, test, seeds=[number], number=number)
             if place == 0:
                 result["measurements"] += self._measured(release, synthetic, train, test)
             write_json(self._path(variant, place), result, private=True)
@@ -143,9 +143,7 @@ class Baselines:
         for place, evaluation in enumerate(self.conditions.evaluations):
             noise = uniform_noise(evaluation.images, len(train.classes), train.pixels.shape[1:])
             instead = Images(noise.pixels, noise.labels, train.classes)
-            result = evaluated(
-                self.conditions, evaluation, instead, train, test, seeds=range(self.trainings), guarantee=None
-            )
+            result = evaluated(self.conditions, evaluation, instead, train, test, seeds=range(self.trainings))
             kept = [entry for entry in result["measurements"] if entry["row"] != SYNTHETIC]
             content = {**result, "measurements": kept, "internal": {}, "data_sha256": digest}
             write_json(baselines_file(self.conditions, place), content, private=True)
@@ -153,13 +151,10 @@ class Baselines:
 
 def release_for(folder: Path, variant: SamplingVariant) -> Release:
     """The release of a run's folder, with the parameters of a sampling variant."""
-    from sfumato.release import Release
+    from sfumato.methods.registry import load
 
-    release = Release.load(folder / "release")
-    if not variant.parameters:
-        return release
-    method: Any = release.method
-    return Release(type(method).configured({**method.parameters(), **variant.parameters}), release.model, release.card)
+    release = load(folder / "release")
+    return release.with_parameters(variant.parameters) if variant.parameters else release
 
 
 def train_release(training: TrainingSpec, conditions: Conditions, train: Images) -> None:
@@ -223,15 +218,15 @@ def train_command(training: TrainingSpec, conditions: Conditions) -> str:
 def evaluated(
     conditions: Conditions,
     evaluation: EvaluationSpec,
-    synthetic: Images,
+    synthetic: Images | SyntheticImages,
     train: Images,
     test: Images,
     *,
-    seeds: list[int] | range,
-    guarantee: dict[str, Any] | None,
+    seeds: Sequence[int],
     number: int = 0,
 ) -> dict[str, Any]:
-    """An evaluation by the protocol; with the baselines where there is no guarantee, because nothing was trained."""
+    """An evaluation by the protocol; with the baselines where the images come from no release."""
+    from sfumato.data import Images
     from sfumato.evaluation.cache import default_folder
     from sfumato.evaluation.evaluate import evaluate
 
@@ -247,6 +242,5 @@ def evaluated(
         cache=default_folder(),
         with_inception=evaluation.with_inception(number),
         inception_head=evaluation.inception_head,
-        baselines=guarantee is None,
-        guarantee=guarantee,
+        baselines=isinstance(synthetic, Images),
     )

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sfumato.files import write_json
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import AnyBudget, Budget, BudgetExceeded, budget_from_json
 from sfumato.privacy.events import Event, RawAccess, SubsampledGaussian, event_from_json, merged
@@ -182,11 +183,9 @@ class Ledger:
             if self._lock is None:
                 raise RuntimeError("this ledger is closed or was opened for reading only")
             line = json.dumps({**body, "hash": digest}, ensure_ascii=False) + "\n"
-            _write(self.path, line, os.O_APPEND)
+            _append_durably(self.path, line)
             # The head follows the entry: a crash in between leaves one entry more than the head says, never one less.
-            temporary = self._head_path.with_name(self._head_path.name + ".new")
-            _write(temporary, json.dumps({"length": len(self._entries) + 1, "hash": digest}), os.O_TRUNC)
-            os.replace(temporary, self._head_path)
+            write_json(self._head_path, {"length": len(self._entries) + 1, "hash": digest}, private=True)
         self._entries.append(body)
         self._hash = digest
 
@@ -241,9 +240,9 @@ class Ledger:
         return current == digest
 
 
-def _write(path: Path, text: str, mode: int) -> None:
-    """Owner-only, complete and on the disk when it returns."""
-    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | mode, 0o600)
+def _append_durably(path: Path, text: str) -> None:
+    """Append ``text`` to a file that only its owner may read; it is on the disk when this returns."""
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     try:
         data = text.encode()
         while data:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from sfumato.release.card import Card
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,17 @@ class RunFolder:
         parts = self.path.resolve().parts[-3:] if self.path.name.startswith("run-") else (self.path.resolve().name,)
         return " / ".join(parts)
 
-    def card(self) -> dict[str, Any]:
+    def card(self) -> Card:
+        """The release's card."""
+        return Card.from_json(self.card_entries())
+
+    def card_entries(self) -> dict[str, Any]:
+        """The entries of ``card.json`` as they are, for the scan, which also looks at a card that is not valid."""
         path = self.release / "card.json"
         if not path.is_file():
             raise FileNotFoundError(f"{self.path} holds no finished run: there is no release/card.json")
-        card: dict[str, Any] = json.loads(path.read_text())
-        return card
+        entries: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return entries
 
     def notes(self) -> dict[str, Any]:
         """Every JSON file of ``internal/`` by name."""
@@ -60,14 +66,3 @@ class RunFolder:
         """The picture of nearest private neighbours as a ``data:`` address."""
         path = self.internal / "neighbours.png"
         return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
-
-
-def write_whole(path: Path, text: str, *, private: bool) -> Path:
-    """All or nothing; with ``private`` readable by its owner alone."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o644)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(file.fileno(), 0o600 if private else 0o644)
-        file.write(text)
-    os.replace(temporary, path)
-    return path

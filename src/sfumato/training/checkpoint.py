@@ -7,7 +7,6 @@ the run ends. The noise is never kept; a resumed run draws fresh noise and pays 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sfumato.files import new_file, private_folder, write_json
 from sfumato.privacy import PrivateState
 
 
@@ -43,11 +43,8 @@ class FolderCheckpoint:
         return data["run"], data["public_seed"]
 
     def start(self, run: str, public_seed: int) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = self.folder / "run.json.new"
-        temporary.write_text(json.dumps({"run": run, "public_seed": public_seed}))
-        temporary.chmod(0o600)
-        os.replace(temporary, self.folder / "run.json")
+        private_folder(self.folder)
+        write_json(self.folder / "run.json", {"run": run, "public_seed": public_seed}, private=True)
 
     def delete(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -86,11 +83,9 @@ class FolderCheckpoint:
         return self.folder / f"{kind} {name.replace('/', '-')}.safetensors"
 
     def _write(self, path: Path, tensors: Mapping[str, Tensor], structure: Mapping[str, Any]) -> None:
-        temporary = path.with_suffix(".new")
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        save_file(plain, temporary, metadata={"structure": json.dumps(structure)})
-        temporary.chmod(0o600)
-        os.replace(temporary, path)
+        with new_file(path, private=True) as temporary:
+            save_file(plain, temporary, metadata={"structure": json.dumps(structure)})
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import sys
 import time
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sfumato.report.folder import write_whole
+from sfumato.files import write_json
 
 
 class Cost:
@@ -40,7 +39,7 @@ class Cost:
 
     def keep(self, internal: Path) -> None:
         """For the internal report."""
-        write_whole(internal / "cost.json", json.dumps(self.so_far(), indent=2) + "\n", private=True)
+        write_json(internal / "cost.json", self.so_far(), private=True)
 
 
 def peak_memory() -> int:

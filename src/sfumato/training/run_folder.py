@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sfumato.files import private_folder, write_json
 from sfumato.release.release import Release
 from sfumato.training.checkpoint import FolderCheckpoint
 
@@ -38,12 +38,8 @@ class Run:
             return
         if self.folder.exists() and any(self.folder.iterdir()):
             raise FileExistsError(f"{self.folder} is not empty; choose another --out, or --resume a stopped run")
-        self.internal.mkdir(parents=True, mode=0o700)
-        self.internal.chmod(0o700)
-        temporary = settings.with_suffix(".new")
-        temporary.write_text(json.dumps(written, indent=2))
-        temporary.chmod(0o600)
-        os.replace(temporary, settings)
+        private_folder(self.internal)
+        write_json(settings, written, private=True)
 
     def finish(self, release: Release) -> None:
         """Write the release; then what was kept for a resumption is no longer needed."""

@@ -133,9 +133,9 @@ def _record_steps(method: Method, records: int) -> float:
     parameters: Mapping[str, Any] = method.parameters()
     if method.variant in method.raw_variants:
         rounds = parameters.get("published_iterations", parameters.get("iterations", 0))
-        return float(rounds * parameters.get("published_batch", parameters.get("batch", 1)))
+        return float(rounds * parameters.get("published_batch_size", parameters.get("batch_size", 1)))
     queried = sum(event.sampling_rate * event.steps * records for event in method.queries())
-    generated = parameters.get("iterations", 0) * parameters.get("batch", 2 * parameters.get("fakes", 0))
+    generated = parameters.get("iterations", 0) * parameters.get("batch_size", 2 * parameters.get("fakes_per_class", 0))
     single = "steps" not in parameters or parameters["steps"] == 1
     return float(queried * parameters.get("draws", 1) + (generated if single else 0))
 
