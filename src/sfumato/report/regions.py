@@ -36,7 +36,9 @@ class Selector:
     @classmethod
     def parse(cls, text: str) -> Selector:
         """From the words of a mark."""
-        files, filters, measures = [], {}, ()
+        files: list[str] = []
+        filters: dict[str, tuple[str, ...]] = {}
+        measures: tuple[str, ...] = ()
         for word in shlex.split(text):
             key, separator, value = word.partition("=")
             if not separator:
