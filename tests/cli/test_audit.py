@@ -13,8 +13,8 @@ from sfumato.audit.release_audit import audit_release, write
 from sfumato.cli.audit import audit_app
 from sfumato.data.digits import draw_digits
 from sfumato.methods import DPMERF
+from sfumato.methods.registry import load
 from sfumato.privacy import Budget, PrivateRecords
-from sfumato.release import Release
 from sfumato.training.run_folder import Run
 
 OWN = '''
@@ -25,7 +25,7 @@ class Leaky(ControlMethod):
     """Its divisor is the size of the batch."""
 
     def learn(self, curator, step, model):
-        gradient = step.noisy_gradient("gradient", model, self.loss, clip={"base": 1.0, "offset": 1.0})
+        gradient = step.noisy_gradient("gradient", model, self.loss, clip_norm={"base": 1.0, "offset": 1.0})
         return gradient / max(1, len(step._batch))
 '''
 
@@ -41,7 +41,9 @@ def finished(tmp_path: Path) -> Path:
     private = PrivateRecords(digits.pixels, digits.labels, classes=digits.classes)
     folder = Run(tmp_path / "run")
     folder.begin({}, resume=False)
-    folder.finish(DPMERF(features=100, width=2, iterations=3, batch=20).fit(private, Budget(1.0, 1e-5), folder.ledger))
+    folder.finish(
+        DPMERF(features=100, width=2, iterations=3, batch_size=20).fit(private, Budget(1.0, 1e-5), folder.ledger)
+    )
     return tmp_path / "run"
 
 
@@ -101,7 +103,7 @@ def test_a_release_is_audited_and_its_card_says_so(finished: Path) -> None:
         "card.json",
         "model.safetensors",
     ]
-    lines = Release.load(finished / "release").card["audits"]
+    lines = load(finished / "release").card.audits
     assert len(lines) == 4 and any("measured ≥" in line and "printed ε" in line for line in lines)
     assert "measured ≥" in (finished / "release" / "card.html").read_text()
 

@@ -58,5 +58,5 @@ class StateAcrossRecords(ControlMethod):
         for step in curator.steps("train"):
             step.update(state, batch_mean)
             clips = {"base": self.clip, "offset": self.clip}
-            (step.noisy_gradient("gradient", model, loss, clip=clips, state=state) / 10.0).apply(optimizer)
+            (step.noisy_gradient("gradient", model, loss, clip_norm=clips, state=state) / 10.0).apply(optimizer)
         return model, None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sfumato.methods.base import Method, Shape
 from sfumato.privacy import Block, Counts, Curator, NoisyGradient, Step, SubsampledGaussian
+from sfumato.privacy.gradients.group_terms import Grouped
 
 
 class MeanImages(nn.Module):
@@ -60,7 +61,7 @@ class ControlMethod(Method):
 
     def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
         clips = {"base": self.clip, "offset": self.clip}
-        return step.noisy_gradient("gradient", model, self.loss, clip=clips) / 10.0
+        return step.noisy_gradient("gradient", model, self.loss, clip_norm=clips) / 10.0
 
     def stop(self, curator: Curator, model: MeanImages, losses: list[float]) -> bool:
         return False
@@ -84,9 +85,8 @@ class GroupControlMethod(ControlMethod):
 
     def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
         clips = (self.clip, self.group_clip)
-        return step.noisy_term_gradient(
-            "gradient", model, self.loss, self.group_loss, groups=self.groups, clips=clips, batch=self.batch
-        )
+        terms = Grouped(self.loss, self.group_loss, groups=self.groups, clips=clips, batch=self.batch)
+        return step.noisy_terms("gradient", model, terms)
 
     def group_loss(self, model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
         """The sign is the parity of the images with a dark corner, so that one record can turn its group's gradient."""

@@ -18,7 +18,7 @@ class RealBatchSize(ControlMethod):
     """the real batch size as divisor"""
 
     def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
-        gradient = step.noisy_gradient("gradient", model, self.loss, clip={"base": self.clip, "offset": self.clip})
+        gradient = step.noisy_gradient("gradient", model, self.loss, clip_norm={"base": self.clip, "offset": self.clip})
         return gradient / max(1, len(step._batch))
 
 
@@ -32,7 +32,7 @@ class Centred(ControlMethod):
         def loss(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
             return self.loss(model, images - mean, labels, random)
 
-        return step.noisy_gradient("gradient", model, loss, clip={"base": self.clip, "offset": self.clip}) / 10.0
+        return step.noisy_gradient("gradient", model, loss, clip_norm={"base": self.clip, "offset": self.clip}) / 10.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ShardEncoder(ControlMethod):
             code = 10 * torch.sign(torch.nan_to_num(images).flatten(1) @ encoder)[:, None] * encoder
             return self.loss(model, code.view_as(images), labels, random)
 
-        return step.noisy_gradient("gradient", model, loss, clip={"base": self.clip, "offset": self.clip}) / 10.0
+        return step.noisy_gradient("gradient", model, loss, clip_norm={"base": self.clip, "offset": self.clip}) / 10.0
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class UnnoisedAggregate(ControlMethod):
         def loss(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
             return signal * self.loss(model, images, labels, random)
 
-        return step.noisy_gradient("gradient", model, loss, clip={"base": self.clip, "offset": self.clip}) / 10.0
+        return step.noisy_gradient("gradient", model, loss, clip_norm={"base": self.clip, "offset": self.clip}) / 10.0
 
 
 @dataclass(frozen=True)

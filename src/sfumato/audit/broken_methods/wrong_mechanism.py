@@ -12,29 +12,31 @@ from torch import Tensor
 
 from sfumato.audit.broken_methods.controls import ControlMethod
 from sfumato.privacy import Curator, Step, SubsampledGaussian
-from sfumato.privacy.mechanism import Part, Query, noisy
+from sfumato.privacy.mechanism import ClippedSum, Query, add_noise
 
 
 class _NoiseOfOneClip(Step):
     """Two clip groups, each with the noise of a single clip."""
 
-    def _answer(self, block: str, parts: tuple[Part, ...], public: Mapping[str, Any]) -> Tensor:
-        narrow = tuple(replace(part, deviation=part.deviation / len(parts) ** 0.5) for part in parts)
+    def _answer(self, block: str, parts: tuple[ClippedSum, ...], public: Mapping[str, Any]) -> Tensor:
+        narrow = tuple(replace(part, standard_deviation=part.standard_deviation / len(parts) ** 0.5) for part in parts)
         return super()._answer(block, narrow, public)
 
 
 class _Unclipped(Step):
     """The clip norm of the sum is a thousand times the one that the noise is scaled to."""
 
-    def _answer(self, block: str, parts: tuple[Part, ...], public: Mapping[str, Any]) -> Tensor:
-        wrong = tuple(replace(p, bound=p.bound / 1000, deviation=p.deviation / 1000) for p in parts)
+    def _answer(self, block: str, parts: tuple[ClippedSum, ...], public: Mapping[str, Any]) -> Tensor:
+        wrong = tuple(
+            replace(p, clip_norm=p.clip_norm / 1000, standard_deviation=p.standard_deviation / 1000) for p in parts
+        )
         return super()._answer(block, wrong, public)
 
 
 class _ChargesAfter(Step):
     """Draws the noise first and charges afterwards: after a crash in between the answer is free."""
 
-    def _answer(self, block: str, parts: tuple[Part, ...], public: Mapping[str, Any]) -> Tensor:
+    def _answer(self, block: str, parts: tuple[ClippedSum, ...], public: Mapping[str, Any]) -> Tensor:
         curator, event = self._curator, self._event
         charge = curator._charge
         curator._charge = lambda event: None  # type: ignore[method-assign]
@@ -66,33 +68,33 @@ def _taped(curator: Curator, question: Query, answer: Tensor) -> Tensor:
 class _HalvedNoise(Curator):
     """The noise is half of what the query states."""
 
-    def _exchange(self, question: Query) -> Tensor:
-        parts = tuple(replace(part, deviation=part.deviation / 2) for part in question.parts)
-        answer = noisy(replace(question, parts=parts), self._randomness)
+    def _release(self, question: Query) -> Tensor:
+        parts = tuple(replace(part, standard_deviation=part.standard_deviation / 2) for part in question.sums)
+        answer = add_noise(replace(question, sums=parts), self._randomness)
         return _taped(self, question, answer)
 
 
 class _SeededNoise(Curator):
     """The noise comes from a seeded generator: the same in every run and every step."""
 
-    def _exchange(self, question: Query) -> Tensor:
+    def _release(self, question: Query) -> Tensor:
         generator = torch.Generator().manual_seed(0)
         pieces = []
-        for part in question.parts:
+        for part in question.sums:
             noise = torch.randn(part.total.numel(), generator=generator, dtype=torch.float64)
-            pieces.append(part.total.flatten().double() + part.deviation * noise)
+            pieces.append(part.total.flatten().double() + part.standard_deviation * noise)
         return _taped(self, question, torch.cat(pieces))
 
 
 class _OffGrid(Curator):
     """The right noise without rounding to the grid: the last bits of an answer tell which sums were possible."""
 
-    def _exchange(self, question: Query) -> Tensor:
-        count = sum(part.total.numel() for part in question.parts)
+    def _release(self, question: Query) -> Tensor:
+        count = sum(part.total.numel() for part in question.sums)
         label = (question.event, question.step, question.block)
         noise = self._randomness.gaussian(count, self.device, *label)
-        draws = torch.split(noise, [part.total.numel() for part in question.parts])
-        pieces = [p.total.flatten() + p.deviation * n for p, n in zip(question.parts, draws, strict=True)]
+        draws = torch.split(noise, [part.total.numel() for part in question.sums])
+        pieces = [p.total.flatten() + p.standard_deviation * n for p, n in zip(question.sums, draws, strict=True)]
         return _taped(self, question, torch.cat(pieces))
 
 
