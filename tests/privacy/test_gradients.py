@@ -264,13 +264,13 @@ def test_a_pass_leaves_no_memory_behind(model: Classifier, monkeypatch: pytest.M
 
 def test_the_memory_setting_bounds_a_microbatch(model: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, sizes = make_batch(12), []
-    run = engine.ClippedSum._eager
+    run = engine.GradientSum._eager
 
-    def noting(self: engine.ClippedSum, micro: Microbatch, known: engine.Known) -> dict[str, Tensor]:
+    def noting(self: engine.GradientSum, micro: Microbatch, known: engine.Known) -> dict[str, Tensor]:
         sizes.append(micro.units)
         return run(self, micro, known)
 
-    monkeypatch.setattr(engine.ClippedSum, "_eager", noting)
+    monkeypatch.setattr(engine.GradientSum, "_eager", noting)
     expected = loop.clipped_sum(model, squared_error, batch, 1.0)
     for memory, most in ((1, 1), (1 << 16, 4), (1 << 30, 256)):
         sizes.clear()

@@ -137,7 +137,7 @@ def test_tracing_torch_func_and_the_loop_agree(
     assert apart(clipped_sum(model, loss, batch, clips), expected) < 1e-10
     known = next(iter(engine._known[model].values()))
     assert known.untraced is None, known.untraced
-    by_vmap = engine.ClippedSum(model, loss, clips)
+    by_vmap = engine.GradientSum(model, loss, clips)
     by_vmap._total.merge(by_vmap._by_vmap(batch, engine.Known()))
     assert apart(by_vmap.values(), expected) < 1e-10
 

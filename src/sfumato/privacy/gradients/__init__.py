@@ -1,7 +1,7 @@
 """Sums of per-example clipped gradients: ``clipped_sum(model, loss, batch, clip_norm)``."""
 
 from sfumato.privacy.gradients.batch import Batch, Loss
-from sfumato.privacy.gradients.engine import ClippedSum, clipped_sum
+from sfumato.privacy.gradients.engine import GradientSum, clipped_sum
 from sfumato.privacy.gradients.errors import UnsupportedModel
 from sfumato.privacy.gradients.groups import Clip, groups_of
 from sfumato.privacy.gradients.per_class import PerClass
@@ -12,8 +12,8 @@ from sfumato.privacy.gradients.sparsify import Compressed
 __all__ = [
     "Batch",
     "Clip",
-    "ClippedSum",
     "Compressed",
+    "GradientSum",
     "Loss",
     "PerClass",
     "Performance",

@@ -73,6 +73,7 @@ class CompiledMicrobatch:
         self._shapes = _shapes(part.batch)
         self._requests = _requests(part.batch, part.models[0], loss)
         self._names: list[str] = []
+        self._channels_last = performance.channels_last
         inputs = self._inputs(part.batch)
         graph = make_fx(self._function(micro), tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
         mode = "reduce-overhead" if performance.cuda_graphs else None
@@ -111,7 +112,9 @@ class CompiledMicrobatch:
             random = _RecordedDraws(**vars(part.batch.random), drawn=drawn)
             batch = Batch(images, labels, random, weights, state[0] if state else None)
             one = replace(micro, parts=(replace(part, batch=batch),))
-            contributions = TracedPass(one.parts[0], self._loss, values).contributions
+            contributions = TracedPass(
+                one.parts[0], self._loss, values, channels_last=self._channels_last
+            ).contributions
             found = clip_and_sum(one, [contributions], self._groups)
             self._names[:] = found
             return list(found.values())

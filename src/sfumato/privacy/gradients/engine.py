@@ -79,14 +79,14 @@ def clipped_sum(
     performance: Performance | None = None,
 ) -> dict[str, Tensor]:
     """Parameter name → sum over units of the clipped gradient, in float64; zeros where there are no units."""
-    total = ClippedSum(
+    total = GradientSum(
         model, loss, clip_norm, microbatch_size=microbatch_size, stacked=stacked, performance=performance
     )
     total.add(batch)
     return total.values()
 
 
-class ClippedSum:
+class GradientSum:
     """The sum over several batches.
 
     Args:
@@ -120,7 +120,7 @@ class ClippedSum:
         self._compression = clip_norm if isinstance(clip_norm, Compressed) else None
         self._size, self._expected, self._stacked = microbatch_size, expected_units, stacked
         self._total = self._empty()
-        self._run: Run | None = None
+        self._runs: dict[tuple[int, int], Run] = {}
 
     def add(self, batch: Batch) -> None:
         """Add the clipped gradients of these units."""
@@ -158,7 +158,8 @@ class ClippedSum:
         function = getattr(self.loss, "__func__", self.loss)
         code = getattr(function, "__code__", None) or type(function)
         shape = (tuple(batch.images.shape[1:]), batch.images.dtype, batch.rows_per_unit, batch.images.device)
-        key = (code, *shape, stacked, self.performance, self._compression is not None)
+        form = (self.performance.dtype, self.performance.channels_last)
+        key = (code, *shape, stacked, *form, self._compression is not None)
         known = _known.setdefault(self.model, {}).setdefault(key, Known())
         if self._compression is not None:
             known.untraced = "only a whole gradient can be compressed"
@@ -185,9 +186,9 @@ class ClippedSum:
                 self._learn(few, known)
         size = self._units(batch, known)
         for micro in microbatches(self.model, batch, size, stacked=stacked):
-            if self._run is None:
-                self._run = self._choose(micro, known, size)
-            total.add(self._run(micro), micro.units)
+            if (batch.rows_per_unit, size) not in self._runs:
+                self._runs[batch.rows_per_unit, size] = self._choose(micro, known, size)
+            total.add(self._runs[batch.rows_per_unit, size](micro), micro.units)
         return total
 
     def _choose(self, micro: Microbatch, known: Known, size: int) -> Run:
@@ -217,13 +218,16 @@ class ClippedSum:
             warnings.warn(f"microbatches are not compiled: {type(error).__name__} while recording", stacklevel=2)
 
     def _eager(self, micro: Microbatch, known: Known) -> dict[str, Tensor]:
-        passes = [TracedPass(part, self.loss) for part in micro.parts]
+        passes = [self._pass(part) for part in micro.parts]
         for part, one in zip(micro.parts, passes, strict=True):
             if one.signature not in known.signatures:
                 self._learn(Microbatch((_few(part, 2),), micro.shared), known)
             if one.signature not in known.signatures:
                 raise NothingToCompare("no unit of this batch has a gradient to compare with the loop")
         return clip_and_sum(micro, [one.contributions for one in passes], self.groups)
+
+    def _pass(self, part: Part) -> TracedPass:
+        return TracedPass(part, self.loss, channels_last=self.performance.channels_last)
 
     def _one_by_one(self, micro: Microbatch, known: Known) -> dict[str, Tensor]:
         """Where a unit's bits depend on its row, every unit has a microbatch of its own."""
@@ -237,7 +241,7 @@ class ClippedSum:
     def _learn(self, micro: Microbatch, known: Known) -> None:
         """Take a few units by tracing and one at a time; agreement makes their shapes known."""
         for part in micro.parts:
-            traced, loop = TracedPass(part, self.loss), PerExampleLoop(part, self.loss)
+            traced, loop = self._pass(part), PerExampleLoop(part, self.loss)
             known.bytes_per_unit = max(known.bytes_per_unit, traced.bytes_per_unit)
             agree = _agree(traced.contributions, loop.contributions, part)
             if agree is False:

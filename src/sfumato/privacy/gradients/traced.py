@@ -23,9 +23,9 @@ Values = Sequence[Mapping[str, Tensor]]
 class TracedPass:
     """The contributions of one part of a batch, the shapes that were met, and the memory it took."""
 
-    def __init__(self, part: Part, loss: Loss, values: Values | None = None) -> None:
+    def __init__(self, part: Part, loss: Loss, values: Values | None = None, *, channels_last: bool = False) -> None:
         """``values`` stand in for the models' parameters and the first model's buffers, as in a compiled function."""
-        record = _record(part, loss, values)
+        record = _record(part, loss, values, channels_last=channels_last)
         self.signature: tuple[object, ...] = (len(part.models) > 1, *record.signature)
         # Inputs and output gradients, the largest temporary, and every unit's gradient while it is scaled and added.
         numel = sum(value.numel() for value in trainable_parameters(part.models[0]).values())
@@ -36,9 +36,10 @@ class TracedPass:
             }
 
 
-def _record(part: Part, loss: Loss, values: Values | None) -> Record:
+def _record(part: Part, loss: Loss, values: Values | None, *, channels_last: bool) -> Record:
     batch, stack = part.batch, len(part.models)
     record = Record(rows=len(batch.labels), units=batch.units, stack=stack, device=batch.images.device)
+    record.channels_last = channels_last
     sources = [trainable_parameters(model) for model in part.models]
     values = sources if values is None else values
     tracked = {}

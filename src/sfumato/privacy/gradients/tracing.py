@@ -33,7 +33,7 @@ class Record:
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         self.contributions: dict[str, list[Contribution]] = {}
         self.signature: list[tuple[object, ...]] = []
-        self.counting = False
+        self.counting = self.channels_last = False
         self.held = self.written = 0
 
     def expect_rows(self, name: str, tensor: Tensor) -> None:

@@ -170,6 +170,8 @@ def _convolve(record: Record, x: Any, weight: Any, bias: Any, geometry: Geometry
     layer = Convolution(
         plain_weight, plain_bias, geometry, stack=record.stack, weight_name=weight_name, bias_name=bias_name
     )
+    if record.channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
     return see_product(record, layer, x, dtype)
 
 
