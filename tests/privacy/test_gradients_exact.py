@@ -202,11 +202,11 @@ def test_large_sums_are_carried_over() -> None:
 
 
 def test_the_size_of_a_microbatch_follows_from_public_numbers() -> None:
-    assert microbatch_size(None, most=100) == 100
     assert microbatch_size(600.0, most=1024) == 674
     assert microbatch_size(3000.0, most=512) == 453
     assert microbatch_size(0.01, most=512) == 1
-    assert microbatch_size(None, most=0) == 1
+    assert microbatch_size(20.0, most=512, multiple=32) == 64
+    assert microbatch_size(100.0, most=0) == 1
 
 
 def test_units_that_are_not_finite_add_nothing_in_any_microbatch() -> None:

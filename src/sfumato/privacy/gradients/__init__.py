@@ -1,5 +1,11 @@
 """Sums of per-example clipped gradients: ``clipped_sum(model, loss, batch, clip_norm)``."""
 
+import os
+
+# Intel's MKL chooses instructions by the alignment of each row in memory, so that equal rows of a product may differ in
+# their last bit. Its reproducible mode does not. Read by MKL at its first call, so it is set on import.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
 from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.engine import GradientSum, clipped_sum
 from sfumato.privacy.gradients.errors import UnsupportedModel

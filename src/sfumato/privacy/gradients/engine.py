@@ -15,13 +15,21 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from sfumato.privacy.gradients.agreement import (
+    Run,
+    deterministic,
+    equal_sums,
+    few_units,
+    gradients_agree,
+    on_one_thread,
+    reversed_units,
+    units_multiple,
+)
 from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.clip import clip_and_sum
 from sfumato.privacy.gradients.compiled import CompiledMicrobatch, same_loss
@@ -34,7 +42,6 @@ from sfumato.privacy.gradients.microbatches import Microbatch, microbatch_size, 
 from sfumato.privacy.gradients.mixing import refuse_mixing
 from sfumato.privacy.gradients.per_class import Part, PerClass
 from sfumato.privacy.gradients.performance import Performance
-from sfumato.privacy.gradients.rounding import arithmetic
 from sfumato.privacy.gradients.sparsify import Compressed
 from sfumato.privacy.gradients.task import trainable_parameters
 from sfumato.privacy.gradients.traced import TracedPass
@@ -44,9 +51,6 @@ FEW = 3
 """Units that are taken one at a time when something is seen for the first time."""
 
 MOST_VMAP_UNITS = 64
-
-Run = Callable[[Microbatch], dict[str, Tensor]]
-"""A microbatch → parameter name → whole numbers of grid steps."""
 
 
 @dataclass
@@ -58,7 +62,7 @@ class Known:
     vmap_agrees: bool = False
     bytes_per_unit: float = 0.0
     rows_alike: dict[tuple[str, int], bool] = field(default_factory=dict)
-    """Eager or compiled, and microbatch size → whether a unit gives the same bits at every row."""
+    """The way it is run, and microbatch size → whether a unit gives the same bits at every row."""
     last_loss: Loss | None = None
     compiled: CompiledMicrobatch | None = None
     uncompiled: bool = False
@@ -128,7 +132,7 @@ class GradientSum:
             return
         stacked = self._stacks(batch)
         known = self._knowledge(batch, stacked)
-        with _settings(batch.images.device, self.performance):
+        with deterministic(batch.images.device, self.performance):
             if known.untraced is None:
                 try:
                     self._total.merge(self._traced(batch, known, stacked=stacked))
@@ -173,8 +177,9 @@ class GradientSum:
         models = len(self.model) if isinstance(self.model, PerClass) else 1
         rows = self.performance.most_rows(device) // batch.rows_per_unit
         fits = int(self.performance.bytes(device) / max(known.bytes_per_unit, 1.0))
-        expected = None if self._expected is None else self._expected / models
-        size = microbatch_size(expected, most=min(rows, fits) // (models if self._stacks(batch) else 1))
+        expected = self.performance.usual_units(device) if self._expected is None else self._expected
+        most = min(rows, fits) // (models if self._stacks(batch) else 1)
+        size = microbatch_size(expected / models, most=most, multiple=units_multiple(device, batch.rows_per_unit))
         return FEW + 1 if size == FEW else size
 
     def _traced(self, batch: Batch, known: Known, *, stacked: bool) -> FixedPointSum:
@@ -204,9 +209,12 @@ class GradientSum:
         kind = "eager"
         if compiles and known.compiled is not None and known.compiled.serves(micro, self.loss, self.groups):
             run, kind = known.compiled, "compiled"
-        if (kind, size) not in known.rows_alike:
-            known.rows_alike[kind, size] = size == 1 or _equal(run(micro), run(_reversed(micro)))
-        return run if known.rows_alike[kind, size] else functools.partial(self._one_by_one, known=known)
+        for name, way in ((kind, run), ("one thread", functools.partial(on_one_thread, run))):
+            if (name, size) not in known.rows_alike:
+                known.rows_alike[name, size] = size == 1 or equal_sums(way(micro), way(reversed_units(micro)))
+            if known.rows_alike[name, size]:
+                return way
+        return functools.partial(self._one_by_one, known=known)
 
     def _compile(self, micro: Microbatch, known: Known) -> None:
         if known.uncompiled or (known.compiled and known.compiled.serves(micro, self.loss, self.groups)):
@@ -221,7 +229,7 @@ class GradientSum:
         passes = [self._pass(part) for part in micro.parts]
         for part, one in zip(micro.parts, passes, strict=True):
             if one.signature not in known.signatures:
-                self._learn(Microbatch((_few(part, 2),), micro.shared), known)
+                self._learn(Microbatch((few_units(part, 2),), micro.shared), known)
             if one.signature not in known.signatures:
                 raise NothingToCompare("no unit of this batch has a gradient to compare with the loop")
         return clip_and_sum(micro, [one.contributions for one in passes], self.groups)
@@ -233,7 +241,7 @@ class GradientSum:
         """Where a unit's bits depend on its row, every unit has a microbatch of its own."""
         total: dict[str, Tensor] = {}
         for start in range(micro.parts[0].batch.units // len(micro.parts[0].models)):
-            one = Microbatch(tuple(_few(part, 1, start) for part in micro.parts), micro.shared)
+            one = Microbatch(tuple(few_units(part, 1, start) for part in micro.parts), micro.shared)
             for name, values in self._eager(one, known).items():
                 total[name] = total[name] + values if name in total else values
         return total
@@ -243,7 +251,7 @@ class GradientSum:
         for part in micro.parts:
             traced, loop = self._pass(part), PerExampleLoop(part, self.loss)
             known.bytes_per_unit = max(known.bytes_per_unit, traced.bytes_per_unit)
-            agree = _agree(traced.contributions, loop.contributions, part)
+            agree = gradients_agree(traced.contributions, loop.contributions, part)
             if agree is False:
                 raise UntracedUse("the traced gradients disagree with the loop on a few records")
             if agree:
@@ -256,13 +264,13 @@ class GradientSum:
         total = self._empty()
         for micro in microbatches(self.model, batch, size, stacked=False):
             if not known.vmap_agrees:
-                known.vmap_agrees = self._check_vmap(_few(micro.parts[0], FEW), known)
+                known.vmap_agrees = self._check_vmap(few_units(micro.parts[0], FEW), known)
             found = [self._vmap(part, known, self._compression) for part in micro.parts]
             total.add(clip_and_sum(micro, found, self.groups), micro.units)
         return total
 
     def _check_vmap(self, few: Part, known: Known) -> bool:
-        if _agree(self._vmap(few, known, None), PerExampleLoop(few, self.loss).contributions, few) is False:
+        if gradients_agree(self._vmap(few, known, None), PerExampleLoop(few, self.loss).contributions, few) is False:
             raise UnsupportedModel(
                 "the gradients of a few records disagree with the same records taken one at a time: a record's "
                 "loss depends on other rows, on the size of the batch or on torch's global generator. Let every "
@@ -282,57 +290,3 @@ class GradientSum:
                 "embedding, normalisation, element-wise scales), or write the loss so that torch.func.vmap can "
                 "trace it (differentiate with torch.func.grad, vjp or jvp, not with torch.autograd.grad)"
             ) from None
-
-
-def _few(part: Part, units: int, start: int = 0) -> Part:
-    """The same few units of every stacked model."""
-    each = part.batch.units // len(part.models)
-    chosen = torch.arange(start, min(each, start + units), device=part.batch.weights.device)
-    offsets = torch.arange(len(part.models), device=chosen.device)[:, None] * each
-    return replace(part, batch=part.batch.select((offsets + chosen).flatten()))
-
-
-def _reversed(micro: Microbatch) -> Microbatch:
-    """The same units in the opposite order, within every stacked model."""
-    parts = []
-    for part in micro.parts:
-        order = torch.arange(part.batch.units, device=part.batch.weights.device).view(len(part.models), -1).flip(1)
-        parts.append(replace(part, batch=part.batch.select(order.flatten())))
-    return replace(micro, parts=tuple(parts))
-
-
-def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def _agree(fast: dict[str, Contribution], loop: dict[str, Contribution], part: Part) -> bool | None:
-    """Whether every unit has the same gradient and norm both ways, up to rounding; None if none is finite and not 0."""
-    used = arithmetic((p.dtype for p in trainable_parameters(part.models[0]).values()), part.batch.images.device)
-    exact = {name: contribution.gradients() for name, contribution in loop.items()}
-    distance = torch.stack(
-        [(fast[n].gradients().double() - g if n in fast else g).square().sum(1) for n, g in exact.items()]
-    )
-    expected = torch.stack([g.square().sum(1) for g in exact.values()]).sum(0).sqrt()
-    squares = [contribution.norms()[0].square() for contribution in fast.values()]
-    norm = torch.stack(squares).sum(0).sqrt() if squares else torch.zeros_like(expected)
-    near = (distance.sum(0).sqrt() <= used.tolerance * expected) & (
-        (norm - expected).abs() <= used.tolerance * expected
-    )
-    finite = torch.isfinite(norm) & torch.isfinite(expected)
-    if not bool((near | ~finite).all()):
-        return False
-    return True if bool((finite & (expected > 0)).any()) else None
-
-
-@contextmanager
-def _settings(device: torch.device, performance: Performance) -> Iterator[None]:
-    """Deterministic kernels chosen without timing, in the arithmetic that was asked for."""
-    before = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
-    enabled = performance.dtype is torch.bfloat16 or torch.is_autocast_enabled(device.type)
-    dtype = torch.bfloat16 if performance.dtype is torch.bfloat16 else torch.get_autocast_dtype(device.type)
-    try:
-        with torch.autocast(device.type, dtype=dtype, enabled=enabled):
-            yield
-    finally:
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = before

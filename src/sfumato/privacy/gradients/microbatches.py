@@ -34,16 +34,16 @@ class Microbatch:
         return sum(part.batch.units for part in self.parts)
 
 
-def microbatch_size(expected_units: float | None, *, most: int) -> int:
+def microbatch_size(expected_units: float, *, most: int, multiple: int = 1) -> int:
     """Units in a microbatch, from public numbers: how many a batch is expected to have, and how many fit.
 
-    Three standard deviations above the expected size still fit into the smallest number of microbatches.
+    Three standard deviations above the expected size still fit into the smallest number of microbatches. A size above
+    1 is rounded up to a ``multiple``.
     """
     most = max(1, most)
-    if expected_units is None:
-        return most
     usual = max(1.0, expected_units + 3.0 * math.sqrt(expected_units))
-    return min(most, math.ceil(usual / math.ceil(usual / most)))
+    size = min(most, math.ceil(usual / math.ceil(usual / most)))
+    return size if size == 1 else -(-size // multiple) * multiple
 
 
 def microbatches(model: nn.Module, batch: Batch, size: int, *, stacked: bool) -> Iterator[Microbatch]:
