@@ -6,7 +6,7 @@ import importlib.metadata
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ from sfumato.privacy.budget import Unit
 from sfumato.privacy.events import event_from_json
 from sfumato.privacy.randomness import DESCRIPTION
 from sfumato.release.attack_bounds import best_guess, most_recognised
+from sfumato.release.plain_data import entries
 
 CERTIFIED, NO_GUARANTEE = "certified", "no guarantee"
 FALSE_ALARMS = (1000, 100, 10)
@@ -125,8 +126,7 @@ class Card:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``card.json``."""
-        data = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-        return {**data, "events": [event.to_json() for event in self.events]}
+        return entries(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -142,14 +142,6 @@ class Card:
         values["events"] = tuple(event_from_json(event) for event in data["events"])
         values["ledger_head"] = LedgerHead(**data["ledger_head"])
         return cls(**values)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Claim | LedgerHead):
-        return asdict(value)
-    if isinstance(value, tuple):
-        return list(value)
-    return dict(value) if isinstance(value, Mapping) else value
 
 
 def make_card(
