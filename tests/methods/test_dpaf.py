@@ -34,7 +34,7 @@ def bars(count: int = 40, size: int = 16) -> PrivateRecords:
 def test_the_split_moves_noise_between_the_blocks_and_leaves_their_sum() -> None:
     """1/σ² = 1/σ_a² + 1/σ_g², whatever the split: the two blocks share a batch and are one event."""
     share = 0.2
-    method = DPAF(gradient_share=share, rate=0.02, steps=1000)
+    method = DPAF(gradient_share=share, sampling_rate=0.02, steps=1000)
     (event,) = method.plan(Budget(10.0, 1e-5)).events
     aggregate, gradient = event.blocks
     assert event.noise_multiplier == pytest.approx(0.677, abs=0.003)  # joint .68 at this rate and number of steps
@@ -74,7 +74,16 @@ def test_the_aggregate_averages_answers_and_forgets_when_told() -> None:
 
 def test_it_learns_which_way_the_bars_lie() -> None:
     method = DPAF(
-        width=4, maps=4, taps=2, coarse=8, pairs=0, code=8, generator_width=4, iterations=100, fakes=16, split="C1-C1-x"
+        width=4,
+        feature_maps=4,
+        feature_layers=2,
+        thumbnail_size=8,
+        second_moment_size=0,
+        latent_dim=8,
+        generator_width=4,
+        iterations=100,
+        fakes_per_class=16,
+        split="C1-C1-x",
     )
     release = method.fit(bars(300), Budget(50.0, 1e-5), seed=0)
     images, labels = release.sample(200)
@@ -99,12 +108,18 @@ def test_a_records_gradient_is_its_own_pull() -> None:
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"conv1": "pretrained", "classifier_steps": 2, "classifier_rate": 0.6},
+        {"conv1": "pretrained", "classifier_steps": 2, "classifier_sampling_rate": 0.6},
         {"conv1": "separate", "compression": 0.9},
         {"conv1": "joint", "compression": 0.2, "quantise": True},
-        {"matching": 0.0, "activation": "tanh", "split": "C1-C2-x"},
-        {"adversarial": 0.0, "asymmetry": 2, "critic": 2, "decay": 0.5, "label_plane": False},
-        {"gradient_share": 0.0, "adversarial": 0.0, "rate": 1.0, "steps": 1},
+        {"matching_weight": 0.0, "activation": "tanh", "split": "C1-C2-x"},
+        {
+            "adversarial_weight": 0.0,
+            "asymmetry": 2,
+            "discriminator_steps": 2,
+            "aggregate_decay": 0.5,
+            "label_plane": False,
+        },
+        {"gradient_share": 0.0, "adversarial_weight": 0.0, "sampling_rate": 1.0, "steps": 1},
     ],
 )
 def test_replay_finds_nothing_whatever_the_knobs(knobs: dict[str, object]) -> None:
@@ -127,11 +142,18 @@ def test_public_images_are_a_start(transfer: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"split": "C2-C2"}, {"activation": "relu"}, {"conv1": "frozen"}, {"transfer": "all"}, {"gradient_share": 1.0},
-        {"matching": 0.0}, {"decay": 0.0}, {"critic": 0}, {"conv1": "joint"},
+        {"split": "C2-C2"},
+        {"activation": "relu"},
+        {"conv1": "frozen"},
+        {"transfer": "all"},
+        {"gradient_share": 1.0},
+        {"matching_weight": 0.0},
+        {"aggregate_decay": 0.0},
+        {"discriminator_steps": 0},
+        {"conv1": "joint"},
         {"split": "C2-x-C1", "gradient_share": 0.5},
     ],
-)  # fmt: skip
+)
 def test_wrong_parameters_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"must|split|weights|needs|no conv2|at least"):
         DPAF(**wrong)  # type: ignore[arg-type]

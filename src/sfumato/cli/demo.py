@@ -43,7 +43,7 @@ def best_method() -> Method:
 
     DP-LFlow learns a model for each class, for which a thousand pictures of each and this little time are not enough.
     """
-    return DPMERF(features=1000, iterations=800, batch=100, learning_rate=0.002, length_scale=5.0)
+    return DPMERF(features=1000, iterations=800, batch_size=100, learning_rate=0.002, length_scale=5.0)
 
 
 def run_demo(

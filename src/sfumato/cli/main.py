@@ -39,7 +39,9 @@ Delta = Annotated[float, typer.Option(help="δ of the guarantee; well below one 
 UnitOption = Annotated[str, typer.Option("--unit", help="What is protected: 'image', or 'person' by a person column.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="A parameter of the method: --set steps=200.")]
 Config = Annotated[Path | None, typer.Option(help="A TOML file with parameters of the method.")]
-Rate = Annotated[float | None, typer.Option(help="Short for --set rate=…: the share of units asked in each step.")]
+Rate = Annotated[
+    float | None, typer.Option(help="Short for --set sampling_rate=…: the share of units asked in each step.")
+]
 Steps = Annotated[int | None, typer.Option(help="Short for --set steps=…: the number of training steps.")]
 NoGuaranteeFlag = Annotated[
     bool, typer.Option("--no-guarantee", help="For an algorithm that needs the raw records; the release says ε = ∞.")
@@ -367,7 +369,7 @@ def _method(
         if not separator:
             raise ValueError(f"--set takes key=value, not {setting!r}")
         values[key.strip()] = value.strip()
-    values.update({key: value for key, value in (("rate", rate), ("steps", steps)) if value is not None})
+    values.update({key: value for key, value in (("sampling_rate", rate), ("steps", steps)) if value is not None})
     return find(name).configured({"variant": variant, **values})
 
 

@@ -41,4 +41,4 @@ def load(folder: str | Path) -> Release:
 
 
 def _method_for(card: Card) -> Method:
-    return find(card.method).configured(current_parameters(card.parameters))
+    return find(card.method).configured(current_parameters(card.method, card.parameters))
