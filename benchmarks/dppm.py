@@ -34,7 +34,7 @@ import torch
 from sfumato.data.digits import draw_digits
 from sfumato.data.images import Images, PrivateImages, read
 from sfumato.evaluation.cache import cached_statistics, default_folder
-from sfumato.evaluation.classifiers import CNN, Recipe, learn, score
+from sfumato.evaluation.classifiers import CNN, ClassifierSpec, score, train_classifier
 from sfumato.evaluation.features import extract
 from sfumato.evaluation.fidelity import frechet_distance, statistics
 from sfumato.evaluation.inception import inception
@@ -157,9 +157,9 @@ def _drawn(task: Task, method: DPPM, release: Release, change: dict[str, Any], t
     start = time.perf_counter()
     images, labels = release.sample(task.images, batch=task.batch, device=task.device)
     seconds = time.perf_counter() - start
-    recipe = Recipe("CNN", CNN.network, epochs=2) if task.tiny else CNN
-    learned = learn(recipe, images, labels, classes=classes, seed=task.number, device=task.device)
-    accuracy = score(learned, test.pixels, test.labels, classes=classes)
+    spec = ClassifierSpec("CNN", CNN.network, epochs=2) if task.tiny else CNN
+    trained = train_classifier(spec, images, labels, classes=classes, seed=task.number, device=task.device)
+    accuracy = score(trained, test.pixels, test.labels, classes=classes)
     fid = None
     if not task.tiny:
         real = cached_statistics(inception(), test.pixels[:10_000], folder=default_folder(), device=task.device)

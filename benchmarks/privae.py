@@ -33,7 +33,7 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from sfumato.data import PrivateImages, PublicImages
-from sfumato.evaluation.latent_codes import code_measures, hoyer
+from sfumato.evaluation.latent_codes import code_measures, hoyer_sparsity
 from sfumato.evaluation.results import NOTICE
 from sfumato.experiments.papers.result import machine
 from sfumato.methods.privae import PRIVAE, Terms
@@ -321,7 +321,10 @@ def table(results: list[dict[str, Any]]) -> str:
         )
     head = "| | form | ε | settings | runs | sparsity | MMD² | log-likelihood | of draws | objective | time |"
     priors = {"the sparse prior": SPARSE.code_prior(), "a normal distribution": StandardNormal(SPARSE.latent_dim)}
-    known = [f"Draws of {name} have a sparsity of {hoyer(prior.draw(20_000)):.3f}." for name, prior in priors.items()]
+    known = [
+        f"Draws of {name} have a sparsity of {hoyer_sparsity(prior.draw(20_000)):.3f}."
+        for name, prior in priors.items()
+    ]
     return "\n".join([head, "|---" * 11 + "|", *lines, *known])
 
 

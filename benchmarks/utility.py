@@ -45,7 +45,7 @@ from sfumato.data import Images, PrivateImages
 from sfumato.data.digits import draw_digits
 from sfumato.data.images import read
 from sfumato.evaluation.cache import cached_statistics, default_folder
-from sfumato.evaluation.classifiers import Recipe, TrainedClassifier, learn, score
+from sfumato.evaluation.classifiers import ClassifierSpec, TrainedClassifier, score, train_classifier
 from sfumato.evaluation.density import out_of_distribution_auroc
 from sfumato.evaluation.features import FeatureNetwork, extract
 from sfumato.evaluation.fidelity import frechet_distance
@@ -150,9 +150,9 @@ def network() -> FeatureNetwork:
 
 
 @functools.lru_cache(maxsize=4)
-def judge_of_real(folder: str, name: str, recipe: Recipe, device: str) -> TrainedClassifier:
+def judge_of_real(folder: str, name: str, spec: ClassifierSpec, device: str) -> TrainedClassifier:
     train, _ = collection(folder, name, None, None)
-    return learn(recipe, train.pixels, train.labels, classes=len(train.classes), seed=0, device=device)
+    return train_classifier(spec, train.pixels, train.labels, classes=len(train.classes), seed=0, device=device)
 
 
 def work(task: Task) -> dict[str, Any] | None:
@@ -238,13 +238,13 @@ def judged(task: Task, name: str, pixels: np.ndarray, labels: np.ndarray) -> dic
     if experiment.method != REAL:
         pixels, labels = pixels[: experiment.count(name)], labels[: experiment.count(name)]
     found: dict[str, Any] = {"accuracy": {}}
-    for recipe in protocol.recipes:
-        if experiment.classifiers and recipe.name not in experiment.classifiers:
+    for spec in protocol.classifiers:
+        if experiment.classifiers and spec.name not in experiment.classifiers:
             continue
-        learned = learn(recipe, pixels, labels, classes=classes, seed=task.number, device=task.device)
-        accuracy = score(learned, test.pixels, test.labels, classes=classes)
-        found["accuracy"][recipe.name] = 100 * accuracy.overall
-        if recipe.name == protocol.judge:
+        trained = train_classifier(spec, pixels, labels, classes=classes, seed=task.number, device=task.device)
+        accuracy = score(trained, test.pixels, test.labels, classes=classes)
+        found["accuracy"][spec.name] = 100 * accuracy.overall
+        if spec.name == protocol.agreement_classifier:
             found["per_class"] = [None if share is None else 100 * share for share in accuracy.per_class]
     if task.number < experiment.fid:
         reference = (test if protocol.reference == "test" else train).pixels[:10_000]
@@ -252,8 +252,8 @@ def judged(task: Task, name: str, pixels: np.ndarray, labels: np.ndarray) -> dic
         own = extract(network(), pixels[: len(reference)], device=task.device)
         found["fid"] = frechet_distance(real, feature_statistics(own))
     if task.number < experiment.agreement:
-        recipe = next(recipe for recipe in protocol.recipes if recipe.name == protocol.judge)
-        answers = judge_of_real(task.folder, task.data, recipe, task.device).predict(pixels)
+        spec = next(spec for spec in protocol.classifiers if spec.name == protocol.agreement_classifier)
+        answers = judge_of_real(task.folder, task.data, spec, task.device).predict(pixels)
         found["agreement"] = 100 * float((answers == labels).mean())
     return found
 

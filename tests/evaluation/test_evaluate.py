@@ -12,7 +12,7 @@ import pytest
 
 from release.cards import certified
 from sfumato.data.images import Images
-from sfumato.evaluation.classifiers import LOGISTIC_REGRESSION, Recipe, mlp
+from sfumato.evaluation.classifiers import LOGISTIC_REGRESSION, ClassifierSpec, mlp
 from sfumato.evaluation.evaluate import HALVES, NOISE, REAL, SYNTHETIC, evaluate
 from sfumato.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
 from sfumato.release import SyntheticImages
@@ -26,7 +26,7 @@ seeds settings guarantee private
 
 QUICK = replace(
     PROTOCOLS["sinkhorn"],
-    recipes=(LOGISTIC_REGRESSION, Recipe("CNN", mlp, epochs=6, batch=16, held_out=0.25)),
+    classifiers=(LOGISTIC_REGRESSION, ClassifierSpec("CNN", mlp, epochs=6, batch=16, held_out=0.25)),
 )
 
 
@@ -135,7 +135,7 @@ def test_several_sets_are_independent_generators_with_one_classifier_each() -> N
 def test_inception_numbers_are_finite_on_collapsed_samples_and_cached(tmp_path: Path) -> None:
     one = blocks(1, seed=0)
     collapsed = Images(np.repeat(one.pixels, 30, axis=0), np.repeat(one.labels, 30), CLASSES)
-    lean = replace(QUICK, recipes=(LOGISTIC_REGRESSION,), judge="LR")
+    lean = replace(QUICK, classifiers=(LOGISTIC_REGRESSION,), agreement_classifier="LR")
     found = evaluate(
         collapsed,
         blocks(60, seed=4),
@@ -158,7 +158,7 @@ def test_inception_numbers_are_finite_on_collapsed_samples_and_cached(tmp_path: 
 def test_class_names_decide_not_their_order_and_strangers_are_refused() -> None:
     real, test = blocks(60, seed=4), blocks(45, seed=5)
     renamed = Images(test.pixels, 2 - test.labels, ("c", "b", "a"))
-    lean = replace(QUICK, recipes=(LOGISTIC_REGRESSION,), judge="LR")
+    lean = replace(QUICK, classifiers=(LOGISTIC_REGRESSION,), agreement_classifier="LR")
     plain, turned = (
         evaluate(synthetic, real, test, protocol=lean, seeds=(0,), with_inception=False)
         for synthetic in (test, renamed)
@@ -177,20 +177,20 @@ def test_protocols_keep_their_own_references_and_classifiers() -> None:
         "dpdm": "train",
         "bench": "train",
     }
-    assert [recipe.name for recipe in PROTOCOLS["bench"].recipes] == ["ResNet", "WRN", "ResNeXt"]
-    assert all(recipe.held_out for name in ("dpdm", "bench") for recipe in PROTOCOLS[name].recipes)
+    assert [spec.name for spec in PROTOCOLS["bench"].classifiers] == ["ResNet", "WRN", "ResNeXt"]
+    assert all(spec.held_out for name in ("dpdm", "bench") for spec in PROTOCOLS[name].classifiers)
     assert isinstance(protocol_named("dppm"), Protocol)
     with pytest.raises(ValueError, match="sinkhorn, dppm, dpdm, bench"):
         protocol_named("fid")
 
 
 def test_bench_reports_the_mean_of_its_classifiers_and_compares_with_the_training_split() -> None:
-    tiny = tuple(replace(recipe, network=mlp, epochs=1, held_out=0.2) for recipe in PROTOCOLS["bench"].recipes)
+    tiny = tuple(replace(spec, network=mlp, epochs=1, held_out=0.2) for spec in PROTOCOLS["bench"].classifiers)
     found = evaluate(
         blocks(36, seed=1),
         blocks(60, seed=4),
         blocks(45, seed=5),
-        protocol=replace(PROTOCOLS["bench"], recipes=tiny),
+        protocol=replace(PROTOCOLS["bench"], classifiers=tiny),
         seeds=(0, 1),
         with_inception=False,
     )

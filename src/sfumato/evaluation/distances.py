@@ -86,9 +86,7 @@ class DistanceMeasure:
             )
         return self._known[key]
 
-    def _frechet(
-        self, row: Row, reference: FeatureStatistics, candidates: Sequence[FeatureStatistics]
-    ) -> Measurement:
+    def _frechet(self, row: Row, reference: FeatureStatistics, candidates: Sequence[FeatureStatistics]) -> Measurement:
         distances = [frechet_distance(reference, candidate) for candidate in candidates]
         return self._measured("fid" if self.identity.published else "frechet_distance", distances, row)
 

@@ -87,9 +87,7 @@ def evaluate(
     measuring = Measuring(chosen.name, data, classes, _guarantee(given))
     measured: list[Measurement] = []
     if len(classes) > 1:
-        accuracy = AccuracyMeasure(
-            chosen, measuring, seeds=seeds, validation=aside, device=device, progress=progress
-        )
+        accuracy = AccuracyMeasure(chosen, measuring, seeds=seeds, validation=aside, device=device, progress=progress)
         measured += _accuracies(accuracy, rows)
     if with_inception:
         distances = DistanceMeasure(inception(), measuring, cache=cache, device=device, progress=progress)

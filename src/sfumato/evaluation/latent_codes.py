@@ -12,14 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sfumato.methods.parts.divergences import CauchyMMD
+from sfumato.methods.parts.divergences import CAUCHY_SCALES, CauchyMMD
 from sfumato.methods.privae import PRIVAE
 from sfumato.networks.dense import Posterior, VariationalAutoencoder
 from sfumato.networks.priors import Prior, log_normal
-
-
-CAUCHY_SCALES = (0.2, 0.4, 1.0, 2.0, 4.0, 10.0)
-"""The scales of PRIVAE's sum of Cauchy kernels."""
 
 
 def code_measures(model: VariationalAutoencoder, method: PRIVAE, pixels: np.ndarray) -> dict[str, float]:
@@ -91,7 +87,8 @@ def maximum_mean_discrepancy(
     first, second = first.double(), second.double()
     itself = first.shape[1] * len(scales)
     within = [
-        (_kernel_sum(values, values, scales, microbatch_size) - itself * len(values)) / (len(values) * (len(values) - 1))
+        (_kernel_sum(values, values, scales, microbatch_size) - itself * len(values))
+        / (len(values) * (len(values) - 1))
         for values in (first, second)
     ]
     between = _kernel_sum(first, second, scales, microbatch_size) / (len(first) * len(second))

@@ -6,6 +6,7 @@ initialisation are those of DPImageBench's evaluator (Gong et al., 2025), so tha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch.nn.functional as F
@@ -74,18 +75,17 @@ def resnet(shape: Shape, classes: int, *, depth: int = 110) -> nn.Module:
     """ResNet of 6n + 2 layers with basic blocks, widths 16, 32 and 64."""
     stem = [_conv3(shape[0], 16), nn.BatchNorm2d(16), nn.ReLU()]
     blocks = _stages(BasicBlock, 16, (16, 32, 64), (depth - 2) // 6)
-    return _initialised(nn.Sequential(*stem, *blocks, *_pooled(), nn.Linear(64, classes)))
+    return _initialised(*stem, *blocks, *_pooled(), nn.Linear(64, classes))
 
 
-def wide_resnet(
-    shape: Shape, classes: int, *, depth: int = 40, widen: int = 4, dropout: float = 0.3
-) -> nn.Module:
+def wide_resnet(shape: Shape, classes: int, *, depth: int = 40, widen: int = 4, dropout: float = 0.3) -> nn.Module:
     """Wide ResNet of 6n + 4 layers, widths 16, 32 and 64 times ``widen``."""
     widths = (16 * widen, 32 * widen, 64 * widen)
     blocks = _stages(partial(WideBlock, dropout=dropout), 16, widths, (depth - 4) // 6)
-    tail = [nn.BatchNorm2d(widths[-1]), nn.ReLU(), *_pooled(), nn.Linear(widths[-1], classes)]
-    model = _initialised(nn.Sequential(_conv3(shape[0], 16), *blocks, *tail))
-    nn.init.zeros_(model[-1].bias)
+    tail = [nn.BatchNorm2d(widths[-1]), nn.ReLU(), *_pooled()]
+    head = nn.Linear(widths[-1], classes)
+    model = _initialised(_conv3(shape[0], 16), *blocks, *tail, head)
+    nn.init.zeros_(head.bias)
     return model
 
 
@@ -98,9 +98,10 @@ def resnext(shape: Shape, classes: int, *, depth: int = 29, cardinality: int = 8
     block = partial(GroupedBottleneck, cardinality=cardinality, widen=widen)
     blocks = _stages(block, 64, widths, (depth - 2) // 9)
     stem = [_conv3(shape[0], 64), nn.BatchNorm2d(64), nn.ReLU()]
-    model = _initialised(nn.Sequential(*stem, *blocks, *_pooled(), nn.Linear(widths[-1], classes)))
-    nn.init.kaiming_normal_(model[-1].weight)
-    nn.init.zeros_(model[-1].bias)
+    head = nn.Linear(widths[-1], classes)
+    model = _initialised(*stem, *blocks, *_pooled(), head)
+    nn.init.kaiming_normal_(head.weight)
+    nn.init.zeros_(head.bias)
     return model
 
 
@@ -117,7 +118,7 @@ def _pooled() -> list[nn.Module]:
 
 
 def _stages(
-    block: type[nn.Module] | partial[nn.Module], inputs: int, widths: tuple[int, ...], blocks: int
+    block: Callable[[int, int, int], nn.Module], inputs: int, widths: tuple[int, ...], blocks: int
 ) -> list[nn.Module]:
     found = []
     for stage, outputs in enumerate(widths):
@@ -127,8 +128,9 @@ def _stages(
     return found
 
 
-def _initialised(model: nn.Sequential) -> nn.Sequential:
-    """He initialisation by fan-out for all convolutions."""
+def _initialised(*layers: nn.Module) -> nn.Module:
+    """The layers in a row, with He initialisation by fan-out of all convolutions."""
+    model = nn.Sequential(*layers)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sfumato.evaluation.metrics import metric_named
+from sfumato.evaluation.results import SYNTHETIC, EvaluationResult, Measurement
 from sfumato.experiments.trial import BASELINES, EVALUATION, Cell, Terms
 from sfumato.files import json_text, write_file, write_json
 from sfumato.methods.registry import load
@@ -19,7 +21,6 @@ from sfumato.privacy.accounting import epsilon
 from sfumato.release.card import rounded_up
 from sfumato.report.comparison import comparison_page
 from sfumato.report.internal import seconds_text
-from sfumato.report.metric import SYNTHETIC, heading, printed, with_classes
 from sfumato.report.public import sample_rows
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _entry(group: Sequence[Cell], out: Path, baselines: list[dict[str, Any]]) ->
     for evaluation in evaluations:
         for entry in evaluation["measurements"]:
             if entry["row"] == SYNTHETIC:
-                key = (heading(entry), entry["classifier"])
+                key = (Measurement.from_json(entry).heading, entry["classifier"])
                 values.setdefault(key, []).append(entry["mean"])
                 kept.setdefault(key, {name: entry[name] for name in ("metric", "classifier", "features")})
     cell = group[0]
@@ -117,10 +118,10 @@ def _worst(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The class that is recognised least on average over the runs."""
     shares: dict[str, list[float]] = {}
     for evaluation in evaluations:
-        entry = with_classes(evaluation["measurements"])
-        for item in entry["per_class"] if entry else []:
-            if item["mean"] is not None:
-                shares.setdefault(item["class"], []).append(item["mean"])
+        entry = EvaluationResult.from_json(evaluation).by_class()
+        for item in (entry.per_class or ()) if entry else ():
+            if item.mean is not None:
+                shares.setdefault(item.name, []).append(item.mean)
     if not shares:
         return None
     name = min(shares, key=lambda key: statistics.fmean(shares[key]))
@@ -212,4 +213,4 @@ def _short(metric: dict[str, Any]) -> str:
 
 
 def _cell(found: dict[str, Any]) -> str:
-    return printed(found["metric"], found["mean"], found["std"])
+    return metric_named(found["metric"]).text(found["mean"], found["std"])

@@ -301,8 +301,8 @@ def _command(cell: Cell, terms: Terms) -> str:
 def _measure_baselines(terms: Terms, train: Images, real_test: Images) -> None:
     """Once for all runs: they share data, protocol and number of images. Noise stands in for a generator."""
     from sfumato.data import Images
-    from sfumato.evaluation.evaluate import SYNTHETIC
     from sfumato.evaluation.image_sets import uniform_noise
+    from sfumato.evaluation.results import SYNTHETIC
 
     noise = uniform_noise(terms.images, len(train.classes), train.pixels.shape[1:])
     stand_in = Images(noise.pixels, noise.labels, train.classes)
@@ -331,4 +331,4 @@ def _evaluated(
         with_inception=terms.with_inception,
         inception_head=terms.inception_head,
         baselines=isinstance(synthetic, Images),
-    )
+    ).to_json()

@@ -17,6 +17,7 @@ from sfumato.privacy.events import event_from_json
 from sfumato.privacy.randomness import DESCRIPTION
 from sfumato.release.attack_bounds import best_guess, most_recognised
 from sfumato.release.plain_data import entries
+from sfumato.release.plain_numbers import factor_text, one_in_text
 
 CERTIFIED, NO_GUARANTEE = "certified", "no guarantee"
 FALSE_ALARMS = (1000, 100, 10)
@@ -223,7 +224,8 @@ def _no_guarantee_sentence(reasons: Sequence[str]) -> str:
 def _sentence(spent: float, budget: AnyBudget, guess: float) -> str:
     return (
         f"Whether or not any one {budget.unit} was in the collection changes the probability of every possible "
-        f"release by at most a factor of e^{spent:g}, except with probability {budget.delta:g}. Someone who "
+        f"release by at most a factor of e^{spent:g}, which is {factor_text(spent)}, except with probability "
+        f"{budget.delta:g}, which is {one_in_text(budget.delta)}. Someone who "
         f"guesses whether a given {budget.unit} was in it, and would be right half the time without the release, can "
         f"be right at most {100 * guess:.1f} % of the time with it."
     )

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from sfumato.evaluation.results import NOTICE, spread
+from sfumato.evaluation.metrics import METRICS
+from sfumato.evaluation.results import NOTICE, SYNTHETIC, mean_and_std
 from sfumato.experiments.papers.collection import collections
 from sfumato.experiments.papers.rows import Layout, Row
 from sfumato.experiments.papers.scale import REPETITIONS, Scale
 from sfumato.experiments.papers.specification import Entry, Paper, Value
 from sfumato.methods import Method
-from sfumato.report.metric import SYNTHETIC, scaled
 
 RESULT = "result.json"
 TORCH = torch.__version__
@@ -129,16 +129,17 @@ def _values(measurements: list[dict[str, Any]], row: str) -> dict[str, float]:
         if entry["row"] != row:
             continue
         if entry["metric"] == "accuracy" and entry["classifier"] in _CLASSIFIERS:
-            found[entry["classifier"]] = scaled("accuracy", entry["mean"])
+            found[entry["classifier"]] = METRICS["accuracy"].scale * entry["mean"]
         else:
-            found[_METRICS.get(entry["metric"], entry["metric"])] = scaled(entry["metric"], entry["mean"])
+            scale = METRICS[entry["metric"]].scale if entry["metric"] in METRICS else 1.0
+            found[_METRICS.get(entry["metric"], entry["metric"])] = scale * entry["mean"]
     return found
 
 
 def _compared(paper: Value | None, ours: list[float]) -> dict[str, Any] | None:
     if paper is None and not ours:
         return None
-    mean, deviation = spread(ours) if ours else (None, None)
+    mean, deviation = mean_and_std(ours) if ours else (None, None)
     return {
         "paper": None if paper is None else paper.mean,
         "paper_std": None if paper is None else paper.std,
@@ -160,7 +161,7 @@ def _seconds(row: Row) -> float | None:
         return None
     costs = [cell.folder(row.terms.out) / "internal" / "cost.json" for cell in row.cells]
     found = [float(json.loads(path.read_text())["seconds"]) for path in costs if path.exists()]
-    return spread(found)[0] if found else None
+    return mean_and_std(found)[0] if found else None
 
 
 def _text(value: float) -> str:

@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from sfumato.evaluation.density import log_likelihood, out_of_distribution_auroc
-from sfumato.evaluation.latents import CAUCHY_SCALES, hoyer_sparsity, maximum_mean_discrepancy
+from sfumato.evaluation.latent_codes import CAUCHY_SCALES, hoyer_sparsity, maximum_mean_discrepancy
 
 
 def test_auroc_equals_scikit_learn_with_ties_and_orders_perfect_cases() -> None:
