@@ -37,7 +37,7 @@ FILES = {"model.safetensors", "card.json", "card.html"}
 CARD = {field.name for field in fields(Card)}
 _PICTURE = re.compile(r"data:image/png;base64,([A-Za-z0-9+/=]*)")
 # A minus belongs to a number unless it follows a letter or digit, as in a date or in dp2-vae.
-_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+_NUMBER = re.compile(r"(?<![\w.])[-−]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 _CHUNKS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
 # A hundred dots, the tossed coin and the false alarms stand on every public page.
 _FIXED = {"50", "100", *(str(number) for number in (1, *FALSE_ALARMS))}
