@@ -14,6 +14,7 @@ from sfumato.cli.compare import compare_command
 from sfumato.cli.console import reset_flags, use_quiet, use_traceback, wants_traceback
 from sfumato.cli.demo import demo
 from sfumato.cli.evaluate import evaluate_command
+from sfumato.cli.experiment import experiment_app
 from sfumato.cli.ledger import ledger
 from sfumato.cli.options import expanded
 from sfumato.cli.plan import methods, plan
@@ -41,7 +42,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "cache": cache,
 }
-_GROUPS = {"audit": audit_app, "reproduce": reproduce_app}
+_GROUPS = {"audit": audit_app, "reproduce": reproduce_app, "experiment": experiment_app}
 
 for _name, _function in _COMMANDS.items():
     app.command(_name)(expanded(_function))

@@ -56,7 +56,11 @@ class RunFolder:
 
     def evaluations(self) -> list[EvaluationResult]:
         """What ``sfumato evaluate --json`` wrote."""
-        found = [note for note in self.notes().values() if isinstance(note, dict) and "measurements" in note]
+        found = [
+            note
+            for note in self.notes().values()
+            if isinstance(note, dict) and {"measurements", "protocol"} <= set(note)
+        ]
         return [EvaluationResult.from_json(note) for note in found]
 
     def cost(self) -> dict[str, Any] | None:
