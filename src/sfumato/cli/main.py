@@ -15,6 +15,7 @@ from sfumato.cli.console import reset_flags, use_quiet, use_traceback, wants_tra
 from sfumato.cli.demo import demo
 from sfumato.cli.evaluate import evaluate_command
 from sfumato.cli.experiment import experiment_app
+from sfumato.cli.inspect import inspect
 from sfumato.cli.ledger import ledger
 from sfumato.cli.options import expanded
 from sfumato.cli.plan import methods, plan
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 
 _COMMANDS: dict[str, Callable[..., None]] = {
+    "inspect": inspect,
     "methods": methods,
     "plan": plan,
     "train": train,
