@@ -23,7 +23,7 @@ class FileList:
     classes: tuple[str, ...] | None = None
 
     def __init__(self, path: Path, selection: Selection) -> None:
-        self._path = path
+        self._path, self.root = path, path.parent
         names = self._names()
         usual = next((name for name in _IMAGE_COLUMNS if name in names), None)
         self._image = _column(selection.image_column or usual, names, "image-column")

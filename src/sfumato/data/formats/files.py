@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 
 import numpy as np
 
 from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, from_system
-from sfumato.data.formats.dicom import decode_dicom, is_dicom
+from sfumato.data.formats.dicom import decode_dicom, has_burned_in_text, is_dicom
 
 # Files that desktops create in every folder they show; hidden files are left out anyway.
 _DESKTOP_FILES = frozenset({"Thumbs.db", "desktop.ini"})
@@ -51,3 +52,9 @@ def load_image(root: str, relative: str, transform: ImageTransform) -> np.ndarra
             return transform.decode(file, name=relative)
     except OSError as error:
         raise from_system(error) from error
+
+
+def burned_in_text(root: Path, relative: str) -> bool:
+    """Whether ``relative`` is a DICOM file that declares text burned into its pixels."""
+    with open(real_path(str(root), os.path.join(root, relative)), "rb") as file:
+        return is_dicom(file) and has_burned_in_text(file)

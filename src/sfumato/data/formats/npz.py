@@ -79,6 +79,13 @@ class Npz:
                 yield Record(load=partial(_fit, pixels, name), label=label, person=person, name=name)
 
 
+def npz_splits(path: Path) -> list[str]:
+    """The parts of a file with arrays such as ``train_images``, as MedMNIST has them."""
+    with parsing(_MALFORMED, advice=_ADVICE), zipfile.ZipFile(path) as archive:
+        names = [info.filename.removesuffix(".npy") for info in archive.infolist()]
+        return [name.removesuffix("_images") for name in names if name.endswith("_images")]
+
+
 def _fit(pixels: np.ndarray, name: str, transform: ImageTransform) -> np.ndarray:
     return transform.fit(pixels, name=name)
 
