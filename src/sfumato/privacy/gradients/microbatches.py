@@ -38,12 +38,14 @@ def microbatch_size(expected_units: float, *, most: int, multiple: int = 1) -> i
     """Units in a microbatch, from public numbers: how many a batch is expected to have, and how many fit.
 
     Three standard deviations above the expected size still fit into the smallest number of microbatches. A size above
-    1 is rounded up to a ``multiple``.
+    1 is made a ``multiple`` if one fits.
     """
     most = max(1, most)
     usual = max(1.0, expected_units + 3.0 * math.sqrt(expected_units))
     size = min(most, math.ceil(usual / math.ceil(usual / most)))
-    return size if size == 1 else -(-size // multiple) * multiple
+    if size == 1 or most < multiple:
+        return size
+    return min(-(-size // multiple), most // multiple) * multiple
 
 
 def microbatches(model: nn.Module, batch: Batch, size: int, *, stacked: bool) -> Iterator[Microbatch]:
