@@ -68,7 +68,8 @@ def test_mean_far_above_spread_does_not_break_the_clip(
     for unit in range(3):
         norm = float(torch.linalg.vector_norm(vector(clipped_sum(model, cancelling, alone(batch, unit), 0.1))))
         assert norm <= 0.1
-        assert norm >= 0.1 * (0.999 if mean <= 1e3 else 0.9)
+        # Ghost clipping also bounds the terms before they cancel.
+        assert norm >= 0.1 * ((0.5 if mean > 1.0 else 0.999) if ghost else (0.999 if mean <= 1e3 else 0.9))
 
 
 def test_a_float32_gram_matrix_would_have_broken_it() -> None:

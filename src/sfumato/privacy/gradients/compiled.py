@@ -99,7 +99,8 @@ class CompiledMicrobatch:
         values = [value.detach() for model in self._models for value in _tensors(model).values()]
         drawn = [getattr(batch.random, method)(*arguments) for method, arguments in self._requests]
         state = [] if batch.state is None else [batch.state]
-        return [*values, *drawn, batch.images, batch.labels, batch.weights, *state]
+        rows = (batch.random.rows, batch.random.draw)
+        return [*values, *drawn, *rows, batch.images, batch.labels, batch.weights, *state]
 
     def _function(self, micro: Microbatch) -> Callable[..., list[Tensor]]:
         part, names = micro.parts[0], [list(_tensors(model)) for model in self._models]
@@ -108,8 +109,8 @@ class CompiledMicrobatch:
             tensors = iter(inputs)
             values = [dict(zip(own, itertools.islice(tensors, len(own)), strict=True)) for own in names]
             drawn = dict(zip(self._requests, itertools.islice(tensors, len(self._requests)), strict=True))
-            images, labels, weights, *state = tensors
-            random = _RecordedDraws(**vars(part.batch.random), drawn=drawn)
+            rows, draw, images, labels, weights, *state = tensors
+            random = _RecordedDraws(part.batch.random.key, rows, draw, drawn=drawn)
             batch = Batch(images, labels, random, weights, state[0] if state else None)
             one = replace(micro, parts=(replace(part, batch=batch),))
             contributions = TracedPass(
@@ -133,7 +134,7 @@ def _shapes(batch: Batch) -> tuple[object, ...]:
 
 def _requests(batch: Batch, model: nn.Module, loss: Loss) -> list[Request]:
     """What the loss draws, by asking it once."""
-    random = _RecordedDraws(**vars(batch.random), source=batch.random)
+    random = _RecordedDraws(batch.random.key, batch.random.rows, batch.random.draw, source=batch.random)
     with torch.no_grad():
         replace(batch, random=random).losses(loss, model)
     return list(random.drawn)
