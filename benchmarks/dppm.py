@@ -145,7 +145,7 @@ def judge(task: Task) -> list[dict[str, Any]]:
 
 def _right(release: Release, test: Images, device: str) -> float:
     """How often the private judge is right about real images."""
-    network = release.model.judge.to(device)
+    network = release.model.label_filter.to(device)
     with torch.no_grad():
         parts = torch.as_tensor(test.pixels).split(2000)
         found = torch.cat([network(part.to(device).float() / 255).argmax(1).cpu() for part in parts])

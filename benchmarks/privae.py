@@ -36,7 +36,7 @@ from sfumato.data import PrivateImages, PublicImages
 from sfumato.evaluation.latent_codes import code_measures, hoyer
 from sfumato.evaluation.results import NOTICE
 from sfumato.experiments.papers.result import machine
-from sfumato.methods.privae import PRIVAE, Terms
+from sfumato.methods.privae import PRIVAE, LossTerms
 from sfumato.networks.dense import VariationalAutoencoder
 from sfumato.networks.priors import StandardNormal
 from sfumato.privacy import Budget, PrivateRecords, Randomness
@@ -54,7 +54,7 @@ def fit_openly(method: PRIVAE, images: Tensor, labels: Tensor, *, batch: int, st
     shape = (images.shape[1], images.shape[2], images.shape[3])
     model = method.build(shape, 1).to(images.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=method.learning_rate)
-    terms, randomness = Terms(method, method.code_prior(), method.divergence_of()), Randomness()
+    terms, randomness = LossTerms(method, method.code_prior(), method.divergence_of()), Randomness()
     for step in range(steps):
         rows = torch.randint(len(images), (batch,), device=images.device)
         draws = randomness.draws(rows, torch.zeros_like(rows), step)

@@ -216,7 +216,7 @@ def trained(task: Task) -> tuple[Release, float]:
     """A fresh training within the budget, and its seconds."""
     images, _ = task.sets()
     private, method = PrivateImages.from_images(images), task.method()
-    raw = method.variant in method.raw_variants
+    raw = method.raw_access
     budget = Budget(task.epsilon, DELTA, unit="person" if task.experiment.person else "image") if not raw else None
     start = time.perf_counter()
     release = method.fit(private, budget or NoGuarantee(), device=task.device)

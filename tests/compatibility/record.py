@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
         cls = find(name)
         for variant in cls.variants:
             method = cls.small(variant)
-            budgets = [NoGuarantee()] if variant in cls.raw_variants else [Budget(e, 1e-5) for e in (3.0, 30.0, 300.0)]
+            budgets = [NoGuarantee()] if cls.raw_access else [Budget(e, 1e-5) for e in (3.0, 30.0, 300.0)]
             for budget in budgets:
                 try:
                     method.plan(budget)

@@ -45,7 +45,7 @@ def hoyer(codes: Tensor) -> float:
 @torch.no_grad()
 def prior_distance(posterior: Posterior, noise: Tensor, prior: Prior) -> float:
     """Squared MMD between drawn codes and the prior, by the dimension-wise Cauchy kernel with k(x, x) = 1."""
-    exact = CauchyMMD(prior, waves=8)
+    exact = CauchyMMD(prior, frequencies=8)
     return float(exact.between(exact.embed(posterior, noise)))
 
 

@@ -82,7 +82,7 @@ class Cell:
         """None at all for an algorithm that needs the raw records."""
         from sfumato.privacy import Budget, NoGuarantee
 
-        if self.method.variant in self.method.raw_variants:
+        if self.method.raw_access:
             return NoGuarantee(unit=terms.unit)  # type: ignore[arg-type]
         return Budget(self.epsilon, terms.delta, terms.unit)  # type: ignore[arg-type]
 

@@ -118,9 +118,8 @@ def _work(method: Method, records: int) -> float:
     events = method.queries()
     asked = sum(event.sampling_rate * event.steps * records for event in events) * parameters.get("draws", 1)
     learned = parameters.get("iterations", 0) * parameters.get("batch_size", 2 * parameters.get("fakes_per_class", 0))
-    if method.variant in method.raw_variants:
-        rounds = parameters.get("published_iterations", parameters.get("iterations", 0))
-        return float(rounds * parameters.get("published_batch_size", parameters.get("batch_size", 1)))
+    if method.raw_access:
+        return float(parameters["iterations"] * parameters["batch_size"])
     return float(asked + (learned if "steps" not in parameters or parameters["steps"] == 1 else 0))
 
 

@@ -11,7 +11,7 @@ from sfumato.methods import Method
 from sfumato.methods import find as find_method
 
 SCALES = ("small", "full")
-REPETITIONS = ("steps", "iterations", "published_iterations", "classifier_steps", "encoder_steps", "public_iterations")
+REPETITIONS = ("steps", "iterations", "classifier_steps", "encoder_steps", "public_iterations")
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,8 @@ def _counts(result: dict[str, Any]) -> str:
         counts = row["counts"]
         if not counts:
             continue
-        order: tuple[str, ...] = ("published_iterations", "iterations") if row["variant"] == "published" else ()
         # A single step asks once; what takes the time then is learning from the answer.
-        order += ("iterations", "steps") if counts.get("steps") == 1 else ("steps", "iterations")
+        order = ("iterations", "steps") if counts.get("steps") == 1 else ("steps", "iterations")
         key = next(key for key in (*order, *counts) if key in counts)
         found.setdefault(row["method"], set()).add(f"{counts[key]:,} {key.replace('_', ' ')}")
     return "; ".join(f"{method} {' or '.join(sorted(texts))}" for method, texts in found.items())
