@@ -20,6 +20,7 @@ from sfumato.release.card import Card
 from sfumato.release.release import Release
 
 METHODS: dict[str, str] = {
+    "dp-diffusion": "sfumato.methods.dp_diffusion:DPDiffusion",
     "dp-lflow": "sfumato.methods.dp_lflow:DPLFlow",
     "dp-merf": "sfumato.methods.dp_merf:DPMERF",
     "dp-realnvp": "sfumato.methods.dp_realnvp:DPRealNVP",

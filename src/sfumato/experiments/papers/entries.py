@@ -1,0 +1,234 @@
+"""The papers' tables and figures as data: cases × settings, what the paper prints, what is needed to run it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from sfumato.experiments.spec import from_table, hint
+
+PAPERS = ("dp2-vae", "privae", "dp-lflow", "dpaf", "dppm")
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number that a paper prints, with its deviation if it has one."""
+
+    mean: float
+    std: float | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A dataset, the ε that the paper claims on it, and the number of records where it takes a subset."""
+
+    data: str
+    epsilon: float
+    records: int | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table: a configured method, or numbers of others that the paper cites.
+
+    ``parameters`` are those of the training; ``sampling`` only changes how images are sampled, and so shares the
+    training of the setting without it. Both can be given for single datasets (``_on``), parameters also for a claimed ε
+    (``_at``). ``budgets`` is the ε to train under where it is not the claimed one: a published noise costs what it
+    costs. ``baseline`` is a row that every evaluation measures. ``paper`` gives, for each metric, one value for each
+    case.
+    """
+
+    name: str
+    method: str = ""
+    variant: str = "certified"
+    start: Mapping[str, Any] = field(default_factory=dict)
+    """The parameters of the preset that it names."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters_on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    parameters_at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling_on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    budgets: Mapping[str, float] = field(default_factory=dict)
+    baseline: str = ""
+    public: str = ""
+    """A public dataset whose path becomes the method's parameter ``public``."""
+    paper: Mapping[str, tuple[Value | None, ...]] = field(default_factory=dict)
+    holds: str = ""
+    """What to say of the ε that holds, where it is not that of the paper's own method."""
+    missing: str = ""
+    """Why it cannot be run: then only the paper's numbers are shown."""
+
+    def trained_on(self, case: Case) -> dict[str, Any]:
+        """The parameters of a training in this case, variant included."""
+        return {"variant": self.variant, **self.start, **self.varied(case), **self.parameters_on.get(case.data, {})}
+
+    def varied(self, case: Case) -> dict[str, Any]:
+        """The parameters in which this setting differs from the others."""
+        return {**self.parameters, **self.parameters_at.get(f"{case.epsilon:g}", {})}
+
+    def sampled_on(self, case: Case) -> dict[str, Any]:
+        """The parameters that only sampling uses in this case."""
+        return {**self.sampling, **self.sampling_on.get(case.data, {})}
+
+    def budget(self, claimed: float) -> float:
+        """The ε to train under."""
+        return self.budgets.get(f"{claimed:g}", claimed)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A curve over the settings or over ε: ``x`` is 'epsilon', 'megabytes' or a parameter's name."""
+
+    x: str
+    y: str
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A table or a figure: every setting in every case."""
+
+    name: str
+    title: str
+    protocol: str
+    cases: tuple[Case, ...]
+    settings: tuple[Setting, ...]
+    delta: float = 1e-5
+    trainings: int = 5
+    measures: tuple[str, ...] = ("protocol",)
+    shows: tuple[str, ...] = ()
+    """Metrics to report where the paper prints no numbers."""
+    computation: str = ""
+    """For what is not a training of a registered method on images: the name of a function in ``computed``."""
+    figure: Figure | None = None
+    missing: str = ""
+    note: str = ""
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The registered methods that it trains."""
+        return tuple(dict.fromkeys(setting.method for setting in self.settings if setting.method))
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """The datasets of its cases."""
+        return tuple(dict.fromkeys(case.data for case in self.cases))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """All that the paper prints, in order of appearance, and what is shown besides."""
+        printed = (metric for setting in self.settings for metric in setting.paper)
+        return tuple(dict.fromkeys((*printed, *self.shows)))
+
+    def rows(self) -> Iterator[tuple[Case, int, Setting]]:
+        """Case by case; the number is the case's place in a setting's list of values."""
+        for place, case in enumerate(self.cases):
+            for setting in self.settings:
+                yield case, place, setting
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's entries, and what its claimed ε are worth: ``holds`` by claimed ε, empty where no ε holds at all.
+
+    ``presets`` are parameters that several settings start from.
+    """
+
+    key: str
+    name: str
+    citation: str
+    reason: str
+    entries: Mapping[str, Entry]
+    holds: Mapping[str, float] = field(default_factory=dict)
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def epsilon_that_holds(self, claimed: float) -> float | None:
+        """The ε of the mechanism for which the paper claims this one, if it was computed."""
+        return self.holds.get(f"{claimed:g}")
+
+
+@dataclass(frozen=True)
+class Small:
+    """The small scale: how many records, images and trainings; for each method the most that some parameters may be,
+    and what stands instead of others."""
+
+    records: int
+    images: int
+    trainings: int
+    most: Mapping[str, Mapping[str, float]]
+    instead: Mapping[str, Mapping[str, Any]]
+
+
+# Reading
+
+
+@cache
+def papers() -> dict[str, Paper]:
+    """All papers by their key, in the order of the catalogue."""
+    return {key: _paper(key, read_toml(f"{key}.toml")) for key in PAPERS}
+
+
+@cache
+def small() -> Small:
+    """The limits of the small scale."""
+    return from_table(Small, read_toml("small.toml"), "small.toml")
+
+
+def find(paper: str, entry: str) -> tuple[Paper, Entry]:
+    """An entry by name; a near miss is named."""
+    known = papers()
+    if paper not in known:
+        raise LookupError(f"there is no paper {paper!r}; {hint(paper, known)}")
+    if entry not in known[paper].entries:
+        raise LookupError(f"{paper} has no entry {entry!r}; {hint(entry, known[paper].entries)}")
+    return known[paper], known[paper].entries[entry]
+
+
+def read_toml(name: str) -> dict[str, Any]:
+    """The tables of a file of this package."""
+    return tomllib.loads(files("sfumato.experiments.papers").joinpath(name).read_text(encoding="utf-8"))
+
+
+def _paper(key: str, data: dict[str, Any]) -> Paper:
+    presets = data.get("presets", {})
+    entries = {name: _entry(f"{key} {name}", name, dict(table), presets) for name, table in data.pop("entries").items()}
+    return from_table(Paper, {"key": key, "entries": entries, **data}, key)
+
+
+def _entry(where: str, name: str, table: dict[str, Any], presets: Mapping[str, Any]) -> Entry:
+    table["name"] = name
+    table["cases"] = tuple(from_table(Case, case, where) for case in table["cases"])
+    cases = len(table["cases"])
+    table["settings"] = tuple(_setting(dict(found), where, cases, presets) for found in table["settings"])
+    for key in ("measures", "shows"):
+        if key in table:
+            table[key] = tuple(table[key])
+    if "figure" in table:
+        table["figure"] = from_table(Figure, table["figure"], where)
+    return from_table(Entry, table, where)
+
+
+def _setting(table: dict[str, Any], where: str, cases: int, presets: Mapping[str, Any]) -> Setting:
+    where = f"{where}, {table.get('name')}"
+    preset = table.pop("preset", None)
+    if preset is not None:
+        if preset not in presets:
+            raise ValueError(f"{where}: there is no preset {preset!r}; {hint(preset, presets)}")
+        table["start"] = presets[preset]
+    paper = {}
+    for metric, values in table.get("paper", {}).items():
+        if len(values) != cases:
+            raise ValueError(f"{where}: {metric} has {len(values)} values for {cases} cases")
+        paper[metric] = tuple(_value(value) for value in values)
+    return from_table(Setting, {**table, "paper": paper}, where)
+
+
+def _value(value: Any) -> Value | None:
+    """A number, [mean, deviation], or '-' where the paper prints nothing."""
+    if value == "-":
+        return None
+    return Value(*map(float, value)) if isinstance(value, list) else Value(float(value))
