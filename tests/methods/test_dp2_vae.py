@@ -85,7 +85,7 @@ def witness() -> PrivateRecords:
 def published(**changes: object) -> Replay:
     settings: dict[str, object] = {
         "encoders": 1,
-        "iterations": 10,
+        "iterations": 30,
         "learning_rate": 0.2,
         "claimed_epsilon": 10.0,
     }

@@ -82,5 +82,5 @@ def test_it_learns_what_the_classes_look_like() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="warm_start at least 0"):
+    with pytest.raises(ValueError, match="warm_start_rounds at least 0"):
         GSWGAN(warm_start_rounds=-1)

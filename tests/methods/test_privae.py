@@ -66,7 +66,7 @@ def test_unknown_parts_are_refused() -> None:
 
 def test_every_record_of_a_coupled_batch_can_be_turned_by_one() -> None:
     """Batches of two: the other record's vector turns, and the bound of 3·C ÷ 2 is reached."""
-    method = replace(PRIVAE.small("micro-aggregation"), sampling_rate=0.05, steps=25, batch_size=2, hidden=1)
+    method = replace(PRIVAE.small("micro-aggregation"), sampling_rate=0.05, steps=60, batch_size=2, hidden=1)
     result = replay(method, worst_case_images(), budget=Budget(30.0, 1e-5), units=range(53, 58))
     assert result.findings == []
     assert result.movement["training / gradient"] > 0.9
@@ -102,7 +102,7 @@ def exact(codes: Tensor) -> Posterior:
 
 
 def test_the_embedding_is_the_cauchy_kernel() -> None:
-    fine = CauchyMMD(StandardNormal(3), waves=4000)
+    fine = CauchyMMD(StandardNormal(3), frequencies=4000)
     one, other = torch.randn(1, 3), torch.randn(1, 3)
     nothing = torch.zeros(1, 3)
     product = float((fine.embed(exact(one), nothing) * fine.embed(exact(other), nothing)).sum())

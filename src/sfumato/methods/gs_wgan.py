@@ -48,9 +48,9 @@ class GSWGAN(Method):
     The ``published`` variant draws the authors' noise and states the ε that it really has.
 
     >>> from sfumato.privacy import Budget
-    >>> plan = GSWGAN(sampling_rate=0.1, steps=300).plan(Budget(epsilon=10, delta=1e-5))
-    >>> 1.71 < plan.event("training").noise_multiplier < 1.74
-    True
+    >>> plan = GSWGAN(sampling_rate=0.1, steps=10).plan(Budget(epsilon=10, delta=1e-5))
+    >>> plan.event("training").shards
+    3000
     """
 
     name: ClassVar[str] = "gs-wgan"
