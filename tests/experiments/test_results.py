@@ -22,13 +22,14 @@ UNSOURCED: dict[str, int] = {
     "docs/engine.md": 1,
     "docs/evaluation.md": 8,
     "docs/guarantee.md": 1,
-    "docs/methods/dp-lflow.md": 34,
-    "docs/methods/dp2-vae.md": 16,
-    "docs/methods/dpaf.md": 21,
-    "docs/methods/dppm.md": 12,
+    "docs/methods/dp-diffusion.md": 1,
+    "docs/methods/dp-lflow.md": 2,
+    "docs/methods/dp2-vae.md": 4,
+    "docs/methods/dpaf.md": 13,
+    "docs/methods/dppm.md": 6,
     "docs/methods/gs-wgan.md": 2,
-    "docs/methods/privae.md": 91,
-    "docs/report.md": 91,
+    "docs/methods/privae.md": 11,
+    "docs/report.md": 1,
 }
 
 

@@ -97,7 +97,9 @@ def _flat(rows: Sequence[ResultRow], measures: Sequence[str]) -> str:
     lines = []
     for row in rows:
         first = (datasets()[row.data.name].title, row.setting, row.unit, _epsilon(row), str(row.trainings))
-        lines.append((*first, *(_cell(row, name) for name in measures)))
+        # A measure of fewer trainings than the row has says how many.
+        counted = {name for name, value in row.values.items() if value.trainings != row.trainings}
+        lines.append((*first, *(_cell(row, name, counted=name in counted) for name in measures)))
     return table(("data", "setting", "unit", "ε", "trainings", *measures), lines)
 
 
