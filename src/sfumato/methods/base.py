@@ -123,6 +123,7 @@ class Method(ABC):
         command: str | None = None,
         seed: int | None = None,
         tape: Tape | None = None,
+        internal: bool = False,
     ) -> Release:
         """Train on private records within a budget and return what may leave.
 
@@ -137,15 +138,17 @@ class Method(ABC):
             command: The command line, for the card.
             seed: Makes the run repeatable, for tests. The noise can then be recomputed, so the card says ε = ∞.
             tape: Records the queries of an audit.
+            internal: Show the texts of exceptions that are raised on private records.
         """
         if not isinstance(private, PrivateRecords):
             raise TypeError(f"fit needs PrivateImages, not {type(private).__name__}")
+        parameters = self.parameters()
         running = session(
             private,
             self.plan(budget),
             ledger,
             method=self.identifier(),
-            variant=self.variant,
+            parameters=parameters,
             curator_type=self.curator_type,
             device=device,
             max_images_per_unit=max_images_per_unit,
@@ -153,20 +156,21 @@ class Method(ABC):
             progress=progress,
             seed=seed,
             tape=tape,
+            internal=internal,
         )
         with running as run:
             with torch.random.fork_rng(), _tf32_products(run.curator.device):
                 torch.manual_seed(run.public_seed)
                 model, counts = self.fit_networks(run.curator)
-            run.curator.close()
+            run.end()
             card = make_card(
                 method=self.identifier(),
                 paper=self.paper,
-                parameters=self.parameters(),
+                parameters=parameters,
                 plan=run.plan,
                 ledger=run.ledger,
                 run=run.run,
-                randomness=run.randomness,
+                reasons=run.reasons(),
                 shape=private.shape,
                 classes=private.classes,
                 counts=None if counts is None else counts.values.tolist(),
@@ -176,7 +180,8 @@ class Method(ABC):
                 command=command,
                 claim=self.claim(),
             )
-        return Release(self, model.state_dict(), card)
+        # Built anew from its parameters: nothing that the training left on the object crosses into the release.
+        return Release(type(self)(**parameters), model.state_dict(), card)
 
     @classmethod
     def configured(cls, settings: Mapping[str, Any]) -> Self:
