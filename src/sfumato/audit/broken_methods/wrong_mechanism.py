@@ -57,7 +57,7 @@ class _Shuffled(Step):
         self._batch = np.sort(np.array_split(order, batches)[index % batches])
 
 
-def _taped(curator: Curator, question: Query, answer: Tensor) -> Tensor:
+def taped(curator: Curator, question: Query, answer: Tensor) -> Tensor:
     """Pass the answer through the tape, as a Curator does, for those that draw their own noise."""
     tape = curator._tape
     return answer if tape is None else tape.exchange(question, answer, charges=curator._charges)
@@ -69,7 +69,7 @@ class _HalvedNoise(Curator):
     def _exchange(self, question: Query) -> Tensor:
         parts = tuple(replace(part, deviation=part.deviation / 2) for part in question.parts)
         answer = noisy(replace(question, parts=parts), self._randomness)
-        return _taped(self, question, answer)
+        return taped(self, question, answer)
 
 
 class _SeededNoise(Curator):
@@ -81,7 +81,7 @@ class _SeededNoise(Curator):
         for part in question.parts:
             noise = torch.randn(part.total.numel(), generator=generator, dtype=torch.float64)
             pieces.append(part.total.flatten().double() + part.deviation * noise)
-        return _taped(self, question, torch.cat(pieces))
+        return taped(self, question, torch.cat(pieces))
 
 
 class _OffGrid(Curator):
@@ -93,7 +93,7 @@ class _OffGrid(Curator):
         noise = self._randomness.gaussian(count, self.device, *label)
         draws = torch.split(noise, [part.total.numel() for part in question.parts])
         pieces = [p.total.flatten() + p.deviation * n for p, n in zip(question.parts, draws, strict=True)]
-        return _taped(self, question, torch.cat(pieces))
+        return taped(self, question, torch.cat(pieces))
 
 
 class _NoiseOfOneClipCurator(Curator):
@@ -145,7 +145,7 @@ class SkipsEmpty(ControlMethod):
     """skipped empty batches"""
 
     curator_type: ClassVar[type[Curator]] = _SkipsEmptyCurator
-    rate: float = 0.03
+    sampling_rate: float = 0.03
     steps: int = 10
 
 
