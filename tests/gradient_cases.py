@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.privacy.gradients import Batch, Clip, groups_of, loop
-from sfumato.privacy.gradients.ghost import Pass
+from sfumato.privacy.gradients.per_example import PerExampleGradients
 from sfumato.privacy.randomness import Draws, Randomness
 
 
@@ -43,7 +43,7 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return float(torch.linalg.vector_norm(vector(one) - vector(other)) / size)
 
 
-def by_pass(done: Pass, model: nn.Module, clip: Clip) -> dict[str, Tensor]:
+def by_pass(done: PerExampleGradients, model: nn.Module, clip: Clip) -> dict[str, Tensor]:
     """What a pass makes of its units under the loop's clip."""
     bounds = torch.tensor([bound for bound, _ in groups_of(model, clip).values()], dtype=torch.float64)[:, None]
     total: dict[str, Tensor] = {}

@@ -13,8 +13,8 @@ from sfumato.audit.release_audit import audit_release, write
 from sfumato.cli.audit import audit_app
 from sfumato.data.digits import draw_digits
 from sfumato.methods import DPMERF
+from sfumato.methods.registry import load
 from sfumato.privacy import Budget, PrivateRecords
-from sfumato.release import Release
 from sfumato.training.run_folder import Run
 
 OWN = '''
@@ -100,7 +100,7 @@ def test_a_release_is_audited_and_its_card_says_so(finished: Path) -> None:
         "card.json",
         "model.safetensors",
     ]
-    lines = Release.load(finished / "release").card["audits"]
+    lines = load(finished / "release").card.audits
     assert len(lines) == 4 and any("measured ≥" in line and "printed ε" in line for line in lines)
     assert "measured ≥" in (finished / "release" / "card.html").read_text()
 

@@ -47,20 +47,6 @@ def test_noise_that_the_paper_does_not_give_is_refused() -> None:
         DPLFlow(variant="published", claimed_epsilon=3.0)
 
 
-class TwoClipsForOne(DPLFlow):
-    """The authors' reading: noise of σ·C on each group, one clip on the ledger."""
-
-    def queries(self):  # type: ignore[no-untyped-def]
-        *others, training = super().queries()
-        block = replace(training.blocks[0], sensitivity=0.5**0.5)
-        return *others, replace(training, blocks=(block,))
-
-
-def test_two_clips_cannot_be_booked_as_one() -> None:
-    with pytest.raises(ValueError, match="moves by 1"):
-        TwoClipsForOne.small().fit(worst_case_images(), Budget(3.0, 1e-5))
-
-
 def test_noise_on_the_code_belongs_to_its_record() -> None:
     method = replace(DPLFlow.small(), latent_noise=0.5, draws=2)
     result = replay(method, worst_case_images(), budget=Budget(3.0, 1e-5), pairs=3)

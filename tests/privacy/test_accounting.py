@@ -45,8 +45,8 @@ def test_blocks_that_share_a_batch_are_one_event() -> None:
     assert epsilon(apart, 1e-5) < 0.7 * epsilon([together], 1e-5)
 
 
-def test_a_block_that_moves_by_two_counts_four_times() -> None:
-    group = SubsampledGaussian("step", (Block("group", 2.0, sensitivity=2.0),), sampling_rate=0.1, steps=10)
+def test_a_block_of_an_old_ledger_that_moves_by_two_counts_four_times() -> None:
+    group = Block.from_json({"name": "group", "noise_multiplier": 2.0, "moves": 2.0, "fixed": False})
     assert group.noise_multiplier == pytest.approx(1.0)
 
 

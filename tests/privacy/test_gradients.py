@@ -32,7 +32,7 @@ def test_any_number_of_units_and_any_chunk_give_the_loops_sum(model: Classifier,
     batch, clip = make_batch(units, 2), {"convolution": 0.3, "embedding": 0.1, "scale": 0.2, "linear": 5.0}
     expected = loop.clipped_sum(model, squared_error, batch, clip)
     for chunk in (None, 1, 3, 5):
-        sums = clipped_sum(model, squared_error, batch, clip, chunk=chunk)
+        sums = clipped_sum(model, squared_error, batch, clip, microbatch_size=chunk)
         assert sums.keys() == expected.keys()
         assert all(value.dtype == torch.float64 for value in sums.values())
         assert apart(sums, expected) < 1e-9 or not units

@@ -102,8 +102,11 @@ def test_squares_lost_to_underflow_do_not_break_the_clip() -> None:
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from([1e-44, 1e-38, 1e-30, 1e-20, 1e-10, 1.0, 1e10, 1e18, 1e25, 1e30]),
-       st.sampled_from([1e-30, 1e-10, 1.0, 1e6]), st.floats(0.01, 10.0))  # fmt: skip
+@given(
+    st.sampled_from([1e-44, 1e-38, 1e-30, 1e-20, 1e-10, 1.0, 1e10, 1e18, 1e25, 1e30]),
+    st.sampled_from([1e-30, 1e-10, 1.0, 1e6]),
+    st.floats(0.01, 10.0),
+)
 def test_the_bound_holds_over_the_whole_range_of_float32(scale: float, slope: float, clip: float) -> None:
     torch.manual_seed(0)
     model = Positions()

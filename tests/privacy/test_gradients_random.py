@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from gradient_cases import apart, by_pass, make_batch
 from sfumato.privacy.gradients import clipped_sum, engine, groups_of, loop
-from sfumato.privacy.gradients.ghost import VmapGradients
+from sfumato.privacy.gradients.vmap import VmapGradients
 from sfumato.privacy.randomness import Draws
 
 
@@ -27,12 +27,28 @@ class Network(nn.Module):
         for kind, a, b, c in recipe:
             if kind == "conv":
                 groups = (1, 2, 4)[a % 3]
-                layer: nn.Module = nn.Conv2d(channels, 4 * (1 + b % 2), 1 + c % 3, stride=1 + a % 2, padding=1 + b % 2,
-                                             dilation=1 + c % 2, groups=groups, bias=bool(b % 2))  # fmt: skip
+                layer: nn.Module = nn.Conv2d(
+                    channels,
+                    4 * (1 + b % 2),
+                    1 + c % 3,
+                    stride=1 + a % 2,
+                    padding=1 + b % 2,
+                    dilation=1 + c % 2,
+                    groups=groups,
+                    bias=bool(b % 2),
+                )
             elif kind == "transposed":
                 stride = 1 + a % 2
-                layer = nn.ConvTranspose2d(channels, 4, 2 + c % 2, stride=stride, padding=b % 2, dilation=1 + c % 2,
-                                           output_padding=a % stride, groups=(1, 2, 4)[b % 3])  # fmt: skip
+                layer = nn.ConvTranspose2d(
+                    channels,
+                    4,
+                    2 + c % 2,
+                    stride=stride,
+                    padding=b % 2,
+                    dilation=1 + c % 2,
+                    output_padding=a % stride,
+                    groups=(1, 2, 4)[b % 3],
+                )
             elif kind == "group":
                 layer = nn.GroupNorm((1, 2, 4)[a % 3], channels)
             elif kind == "instance":
@@ -80,10 +96,13 @@ class Network(nn.Module):
 recipes = st.lists(
     st.tuples(
         st.sampled_from(["conv", "transposed", "group", "instance", "layer", "linear", "scale", "twice"]),
-        st.integers(0, 5), st.integers(0, 5), st.integers(0, 5),
+        st.integers(0, 5),
+        st.integers(0, 5),
+        st.integers(0, 5),
     ),
-    min_size=1, max_size=4,
-)  # fmt: skip
+    min_size=1,
+    max_size=4,
+)
 
 
 def smooth(model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
@@ -96,8 +115,15 @@ def entropy(model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> 
 
 
 @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(recipes, st.integers(4, 7), st.integers(1, 3), st.sampled_from([smooth, entropy]), st.floats(0.05, 3.0),
-       st.booleans(), st.integers(0, 99))  # fmt: skip
+@given(
+    recipes,
+    st.integers(4, 7),
+    st.integers(1, 3),
+    st.sampled_from([smooth, entropy]),
+    st.floats(0.05, 3.0),
+    st.booleans(),
+    st.integers(0, 99),
+)
 def test_books_functional_and_loop_agree(
     recipe: list[tuple[str, int, int, int]], units: int, rows: int, loss: object, clip: float, grouped: bool, seed: int
 ) -> None:

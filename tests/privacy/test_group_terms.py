@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.privacy import Randomness
-from sfumato.privacy.gradients import Batch, UnsupportedModel, loop, shifted
+from sfumato.privacy.gradients import Batch, UnsupportedModel, coupled_loss, loop
 from sfumato.privacy.gradients.group_terms import Coupled, Grouped, group_gradient
 from sfumato.privacy.randomness import Draws
 
@@ -183,7 +183,7 @@ def test_both_ways_to_a_shifted_sum_agree(scale: float) -> None:
     shift = {name: -scale * value for name, value in group_gradient(model, spread, batch).items()}
     if scale == 1.0:
         shift = {name: -value for name, value in loop.unit_gradient(model, own, batch.take(0, 1)).items()}
-    fast = shifted._counted(model, own, batch, 0.5, shift)
+    fast = coupled_loss._counted(model, own, batch, 0.5, shift)
     assert fast is not None
     slow = torch.zeros_like(flat(shift))
     for unit in range(30):
@@ -199,11 +199,11 @@ def test_coarse_products_are_not_trusted_with_a_shifted_sum() -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
-        assert shifted._counted(model, own, batch, 0.5, shift) is None
-        total = shifted.shifted_sum(model, own, batch, 0.5, shift)
+        assert coupled_loss._counted(model, own, batch, 0.5, shift) is None
+        total = coupled_loss.shifted_sum(model, own, batch, 0.5, shift)
     finally:
         torch.set_float32_matmul_precision(before)
-    expected = shifted._counted(model, own, batch, 0.5, shift)
+    expected = coupled_loss._counted(model, own, batch, 0.5, shift)
     assert expected is not None
     assert float((flat(total) - flat(expected)).norm()) < 0.02 * 8 * 0.5
 
@@ -227,8 +227,9 @@ def per_row(model: nn.Module, images: Tensor, labels: Tensor, random: object) ->
     return model(images).square().sum(1)
 
 
-@pytest.mark.parametrize(("loss", "reason"), [(Remembers(), "other groups"), (from_outside, "other groups"),
-                                              (per_row, "single number")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("loss", "reason"), [(Remembers(), "other groups"), (from_outside, "other groups"), (per_row, "single number")]
+)
 def test_group_losses_that_see_more_than_their_group_are_refused(loss, reason) -> None:  # type: ignore[no-untyped-def]
     batch = batch_of(torch.rand(6, 1, 2, 2))
     for terms in (Grouped(own, loss, groups=2, clips=(1.0, 1.0), batch=4.0), Coupled(own, loss, clip=1.0, batch=6)):

@@ -38,7 +38,7 @@ def test_a_class_without_records_and_a_chunk_of_one(stacked: bool) -> None:
     sums = clipped_sum(models, squared_error, batch, CLIP, stacked=stacked)
     assert not any(value.any() for name, value in sums.items() if name.startswith("models.2."))
     assert apart(sums, loop.clipped_sum(models, squared_error, batch, CLIP)) < 1e-9
-    assert apart(clipped_sum(models, squared_error, batch, CLIP, stacked=stacked, chunk=1), sums) < 1e-9
+    assert apart(clipped_sum(models, squared_error, batch, CLIP, stacked=stacked, microbatch_size=1), sums) < 1e-9
 
 
 @pytest.mark.parametrize("stacked", [False, True])

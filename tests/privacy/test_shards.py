@@ -21,9 +21,8 @@ from sfumato.privacy import state as states
 from sfumato.privacy.accounting import epsilon, relation
 from sfumato.privacy.events import event_from_json
 from sfumato.privacy.gradients import UnsupportedModel
-from sfumato.privacy.gradients.shards import Partition
 from sfumato.privacy.mechanism import Query
-from sfumato.privacy.sampling import Units
+from sfumato.privacy.sampling import Partition, Units
 from sfumato.release.attack_bounds import best_guess, most_recognised
 from worst_case import worst_case_images
 
@@ -146,7 +145,7 @@ def test_a_shard_has_one_clipped_vector(persons: bool) -> None:
     batches = []
     for step in curator.steps("train"):
         batches.append(step._batch)
-        step.noisy_gradient("gradient", model, loss, clip=2.0)
+        step.noisy_gradient("gradient", model, loss, clip_norm=2.0)
     units = Units(private, unit, max_images=16)  # type: ignore[arg-type]
     dealt = units.shard_of(Randomness(1), SHARDS)
     owner = np.arange(24) // 3 if persons else np.arange(24)
@@ -158,7 +157,7 @@ def test_a_shard_has_one_clipped_vector(persons: bool) -> None:
             if len(members):
                 mean = 10 * np.mean([vectors[owner == member].mean(0) for member in members], axis=0)
                 total += mean * min(1.0, 2.0 / np.linalg.norm(mean))
-        assert np.allclose(question.parts[0].total.numpy(), total, atol=1e-4)
+        assert np.allclose(question.sums[0].total.numpy(), total, atol=1e-4)
 
 
 def test_memory_is_the_shards_and_stays_between_visits() -> None:

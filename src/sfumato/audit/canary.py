@@ -25,7 +25,7 @@ from sfumato.methods.base import Method
 from sfumato.privacy import Budget, Curator, Event, Ledger, PrivateRecords, Step, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import Unit
-from sfumato.privacy.mechanism import Part
+from sfumato.privacy.mechanism import ClippedSum
 
 WHITE_BOX = "sees every noisy answer; knows all other records and their coins"
 
@@ -101,12 +101,12 @@ class _WithCanaries(Step):
         self._chosen = self._batch[chosen] - self._watch.first
         self._batch = self._batch[~chosen]
 
-    def _answer(self, block: str, parts: tuple[Part, ...], public: Mapping[str, Any]) -> Tensor:
+    def _answer(self, block: str, parts: tuple[ClippedSum, ...], public: Mapping[str, Any]) -> Tensor:
         watch, planted = self._watch, []
         for part in parts:
             total = part.total.double().clone()
             if len(total) >= watch.count:
-                total[self._chosen] += part.bound
+                total[self._chosen] += part.clip_norm
             planted.append(replace(part, total=total))
         answer = super()._answer(block, tuple(planted), public)
         key = (self._event.name, self.index)
@@ -115,7 +115,7 @@ class _WithCanaries(Step):
         for part, piece in zip(parts, torch.split(answer, [p.total.numel() for p in parts]), strict=True):
             if len(piece) >= watch.count:
                 seen = (piece - part.total.flatten().double())[: watch.count].cpu().numpy()
-                exponent += (seen * part.bound - part.bound**2 / 2) / part.deviation**2
+                exponent += (seen * part.clip_norm - part.clip_norm**2 / 2) / part.standard_deviation**2
         return answer
 
 

@@ -40,12 +40,12 @@ class Seen:
 class _Watching(Curator):
     seen: Seen
 
-    def _exchange(self, question: Query) -> Tensor:
-        answer = super()._exchange(question)
-        pieces, sizes = [], [part.total.numel() for part in question.parts]
-        for part, piece in zip(question.parts, torch.split(answer, sizes), strict=True):
-            pieces.append((piece.double() - part.total.flatten().double()) / part.deviation)
-            steps = piece.double() / grid_of(part.deviation)
+    def _release(self, question: Query) -> Tensor:
+        answer = super()._release(question)
+        pieces, sizes = [], [part.total.numel() for part in question.sums]
+        for part, piece in zip(question.sums, torch.split(answer, sizes), strict=True):
+            pieces.append((piece.double() - part.total.flatten().double()) / part.standard_deviation)
+            steps = piece.double() / grid_of(part.standard_deviation)
             self.seen.off_grid += int((steps != steps.round()).sum())
             self.seen.numbers += len(piece)
         self.seen.noise[(question.event, question.step, question.block)] = torch.cat(pieces).cpu().numpy()

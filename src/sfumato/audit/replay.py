@@ -100,8 +100,8 @@ class _Recorder:
         self.taped: list[Taped] = []
 
     def exchange(self, question: Query, answer: Tensor, *, charges: int) -> Tensor:
-        parts = tuple(replace(part, total=part.total.detach().clone()) for part in question.parts)
-        self.taped.append(Taped(replace(question, parts=parts), answer.clone(), charges))
+        parts = tuple(replace(part, total=part.total.detach().clone()) for part in question.sums)
+        self.taped.append(Taped(replace(question, sums=parts), answer.clone(), charges))
         return answer
 
 
@@ -132,20 +132,22 @@ class _Player:
 
 
 def _public(question: Query) -> tuple[Any, ...]:
-    parts = tuple((part.name, tuple(part.total.shape), part.bound, part.deviation) for part in question.parts)
+    parts = tuple(
+        (part.name, tuple(part.total.shape), part.clip_norm, part.standard_deviation) for part in question.sums
+    )
     return (question.event, question.step, question.block, dict(question.public), question.claimed, parts)
 
 
 def _movement(second: Query, first: Query, noise: float | None) -> float:
     """Σ over parts of (movement ÷ noise)², against 1/σ of the ledger's entry; for a claim, against the claim."""
-    if [p.total.shape for p in second.parts] != [p.total.shape for p in first.parts]:
+    if [p.total.shape for p in second.sums] != [p.total.shape for p in first.sums]:
         return math.inf
-    pairs = list(zip(second.parts, first.parts, strict=True))
+    pairs = list(zip(second.sums, first.sums, strict=True))
     if second.claimed:
-        return max(float((a.total - b.total).norm()) / a.bound for a, b in pairs)
+        return max(float((a.total - b.total).norm()) / a.clip_norm for a, b in pairs)
     if noise is None:
         return math.inf
-    return noise * math.sqrt(sum((float((a.total - b.total).norm()) / a.deviation) ** 2 for a, b in pairs))
+    return noise * math.sqrt(sum((float((a.total - b.total).norm()) / a.standard_deviation) ** 2 for a, b in pairs))
 
 
 def without(private: PrivateRecords, unit: int) -> PrivateRecords:
@@ -195,10 +197,8 @@ def replay(
             events = ledger.events()
         _check_charges(recorder.taped, events, result)
         _check_noise(recorder.taped, result)
-        # Under replace-one a unit can change the sign of its shard's vector: twice the clip norm is paid for.
-        far = {e.name: 1.0 if e.shards is None else 2.0 for e in _sums(events)}
         noise = {
-            (e.name, b.name): b.noise_multiplier / b.sensitivity / far[e.name] for e in _sums(events) for b in e.blocks
+            (e.name, b.name): b.noise_multiplier / e.sensitivity(e.relation) for e in _sums(events) for b in e.blocks
         }
         chosen = participants(method, private, budget, seed) if units is None else list(units)
         if not chosen:
@@ -253,9 +253,9 @@ def _check_noise(taped: Sequence[Taped], result: Replay) -> None:
     """Pooled over the run, the noise has the deviation each question names (a chi-square test)."""
     total, count = 0.0, 0
     for one in taped:
-        sizes = [part.total.numel() for part in one.question.parts]
-        for part, answer in zip(one.question.parts, torch.split(one.answer, sizes), strict=True):
-            total += float(((answer - part.total.flatten()) / part.deviation).square().sum())
+        sizes = [part.total.numel() for part in one.question.sums]
+        for part, answer in zip(one.question.sums, torch.split(one.answer, sizes), strict=True):
+            total += float(((answer - part.total.flatten()) / part.standard_deviation).square().sum())
             count += part.total.numel()
     if count:
         chance = 2 * min(stats.chi2.cdf(total, count), stats.chi2.sf(total, count))

@@ -21,10 +21,10 @@ from sfumato.privacy import (
     Plan,
     PrivateRecords,
     Progress,
-    Randomness,
     SubsampledGaussian,
 )
-from sfumato.privacy.mechanism import Tape
+from sfumato.privacy.interfaces import Tape
+from sfumato.privacy.session import session
 from sfumato.release.card import make_card
 from sfumato.release.release import Release
 from sfumato.training.checkpoint import FolderCheckpoint
@@ -119,61 +119,43 @@ class Method(ABC):
         """
         if not isinstance(private, PrivateRecords):
             raise TypeError(f"fit needs PrivateImages, not {type(private).__name__}")
-        plan = self.plan(budget)
-        randomness = Randomness(seed)
-        owned = not isinstance(ledger, Ledger)
-        book = ledger if isinstance(ledger, Ledger) else Ledger(ledger, limit=budget)
-        try:
-            if book.limit.delta != budget.delta or book.limit.unit != budget.unit:
-                raise ValueError(
-                    f"the ledger counts per {book.limit.unit} at δ {book.limit.delta:g}, the budget per {budget.unit} "
-                    f"at δ {budget.delta:g}; one ledger has one unit and one δ"
-                )
-            public_seed = randomness.public_seed()
-            if checkpoint and checkpoint.started:
-                run, public_seed = checkpoint.started
-            else:
-                run = book.start_run(method=self.name, variant=self.variant, seeded=randomness.seeded)
-                if checkpoint:
-                    checkpoint.start(run, public_seed)
-            curator = self.curator_type(
-                private,
-                plan,
-                book,
-                run=run,
-                randomness=randomness,
-                device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
-                max_images_per_unit=max_images_per_unit,
-                checkpoint=checkpoint,
-                progress=progress,
-                tape=tape,
-            )
-            with torch.random.fork_rng(), _quick_products(curator.device):
-                torch.manual_seed(public_seed)
-                model, counts = self.fit_networks(curator)
-            device_name = str(curator.device)
-            curator.close()
+        running = session(
+            private,
+            self.plan(budget),
+            ledger,
+            method=self.name,
+            variant=self.variant,
+            curator_type=self.curator_type,
+            device=device,
+            max_images_per_unit=max_images_per_unit,
+            checkpoint=checkpoint,
+            progress=progress,
+            seed=seed,
+            tape=tape,
+        )
+        with running as run:
+            with torch.random.fork_rng(), _quick_products(run.curator.device):
+                torch.manual_seed(run.public_seed)
+                model, counts = self.fit_networks(run.curator)
+            run.curator.close()
             card = make_card(
                 method=self.name,
                 paper=self.paper,
                 parameters=self.parameters(),
-                plan=plan,
-                ledger=book,
-                run=run,
-                randomness=randomness,
+                plan=run.plan,
+                ledger=run.ledger,
+                run=run.run,
+                randomness=run.randomness,
                 shape=private.shape,
                 classes=private.classes,
                 counts=None if counts is None else counts.values.tolist(),
                 declared_size=private.declared_size,
                 max_images_per_unit=max_images_per_unit,
-                device=device_name,
+                device=str(run.curator.device),
                 command=command,
                 claim=self.claim(),
             )
-            return Release(self, model, card)
-        finally:
-            if owned:
-                book.close()
+        return Release(self, model, card)
 
     @classmethod
     def configured(cls, settings: Mapping[str, Any]) -> Self:

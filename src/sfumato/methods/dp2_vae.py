@@ -146,7 +146,7 @@ class DP2VAE(Method):
 
         def ask(step: Step) -> NoisyGradient:
             step.update(state, self._refining(model.decoder, encoder))
-            options: dict[str, Any] = {"clip": self.clip, "draws": self.draws, "state": state}
+            options: dict[str, Any] = {"clip_norm": self.clip, "draws": self.draws, "state": state}
             return step.noisy_gradient(_GRADIENT, model.decoder, self.loss, **options)
 
         self._train(curator, model, average, ask)
@@ -154,7 +154,7 @@ class DP2VAE(Method):
             step.update(state, self._refining(average.decoder, encoder))
             features = functools.partial(moments, code=self.code)
             average.learn_prior(
-                step.noisy_sum(_PRIOR, features, bound=self.prior_bound, by_class=True, state=state)
+                step.noisy_sum(_PRIOR, features, clip_norm=self.prior_bound, by_class=True, state=state)
             )  # fmt: skip
         return average, None
 
@@ -220,7 +220,7 @@ class DP2VAE(Method):
 
         def ask(step: Step) -> NoisyGradient:
             step.update(memory, learn)
-            options: dict[str, Any] = {"clip": self.clip, "draws": self.draws, "state": memory}
+            options: dict[str, Any] = {"clip_norm": self.clip, "draws": self.draws, "state": memory}
             return step.noisy_gradient(_GRADIENT, model.decoder, loss, **options)
 
         return ask
@@ -247,7 +247,7 @@ class DP2VAE(Method):
             return model(images, labels, random.normal("latent", self.code))
 
         for step in curator.steps(_ENCODER, keep={"both": both, "optimizer": optimizer}):
-            gradient = step.noisy_gradient(_GRADIENT, both, bound, clip=clip, draws=self.draws)
+            gradient = step.noisy_gradient(_GRADIENT, both, bound, clip_norm=clip, draws=self.draws)
             (gradient / self.encoder_clip).apply(optimizer)
         return encoder.requires_grad_(False)
 

@@ -189,7 +189,7 @@ class DPLFlow(Method):
             share = cosine_decay(step.index / self.steps, final=self.final_learning_rate)
             for group, rate in zip(optimizer.param_groups, rates.values(), strict=True):
                 group["lr"] = share * rate
-            gradient = step.noisy_gradient("gradient", model, self.loss, clip=clip, draws=self.draws)
+            gradient = step.noisy_gradient("gradient", model, self.loss, clip_norm=clip, draws=self.draws)
             # Adam does not care how large a gradient is: the sum does as well as the mean over a class.
             weights.apply_gradient(gradient, optimizer)
             ema_update(average, weights, index=step.index, decay=self.averaging)

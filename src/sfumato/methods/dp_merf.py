@@ -64,7 +64,7 @@ class DPMERF(Method):
             angles = images.flatten(1) @ frequencies
             return torch.cat([angles.cos(), angles.sin()], dim=1) / (self.features // 2) ** 0.5
 
-        total = curator.noisy_sum(_EMBEDDING, embed, bound=1.0, by_class=True)
+        total = curator.noisy_sum(_EMBEDDING, embed, clip_norm=1.0, by_class=True)
         # A class of which nothing but noise is known gets the smallest count that does not blow the noise up.
         target = total / counts.values.clamp(min=max(1.0, counts.total / (100 * classes)))[:, None]
         model = self.build(curator.shape, classes).to(device)

@@ -75,7 +75,7 @@ class DPRealNVP(Method):
         model = self.build(curator.shape, len(curator.classes)).to(curator.device)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer}):
-            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip=self.clip)
+            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip_norm=self.clip)
             # Adam does not see how large a gradient is; the clip is public and makes it one.
             (gradient / self.clip).apply(optimizer)
         return model, None

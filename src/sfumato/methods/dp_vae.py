@@ -84,7 +84,7 @@ class DPVAE(Method):
         average.requires_grad_(False)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer, "average": average}):
-            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip=self.clip, draws=self.draws)
+            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip_norm=self.clip, draws=self.draws)
             # Adam does not see how large a gradient is; the clip is public and makes it one.
             (gradient / self.clip).apply(optimizer)
             decay = min(self.averaging, (1 + step.index) / (10 + step.index))

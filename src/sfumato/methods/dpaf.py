@@ -216,7 +216,7 @@ class DPAF(Method):
             return front(images, labels)
 
         for step in curator.steps(_TRAIN, keep=game.keep):
-            answer = step.noisy_sum(_AGGREGATE, features, bound=1.0, by_class=True)
+            answer = step.noisy_sum(_AGGREGATE, features, clip_norm=1.0, by_class=True)
             aggregate.add(answer, rate=self.rate)
             game.target = aggregate.means
             game.learn(step, answer, noise)
@@ -240,7 +240,7 @@ class DPAF(Method):
             return F.cross_entropy(classifier(images), labels, reduction="none")
 
         for step in curator.steps(_CLASSIFIER, keep={"classifier": model, "classifier optimizer": optimizer}):
-            step.noisy_gradient(_GRADIENT, model, loss, clip=self.clip).apply(optimizer)
+            step.noisy_gradient(_GRADIENT, model, loss, clip_norm=self.clip).apply(optimizer)
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         images: Tensor = model(labels)
@@ -331,7 +331,7 @@ class _Game:
         def fake_loss(front: Front, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
             return pull(front, images, labels, toward_fake)
 
-        gradient = step.noisy_gradient(_GRADIENT, self.front, real_loss, clip=clip)
+        gradient = step.noisy_gradient(_GRADIENT, self.front, real_loss, clip_norm=clip)
         rows = torch.arange(len(fakes), device=fakes.device)
         batch = Batch(fakes, self.labels, Draws((0, 0), rows, rows * 0), fakes.new_ones(len(fakes), 1))
         parts = clipped_sum(self.front, fake_loss, batch, clip)

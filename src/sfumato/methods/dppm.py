@@ -173,7 +173,7 @@ class DPPM(Method):
             flat = _shortened(gaussians.analyse(images), size)
             return torch.cat([flat, torch.full_like(flat[:, :1], count)], dim=1)
 
-        total = curator.noisy_sum(_MEANS, waves, bound=math.hypot(size, count), by_class=True)
+        total = curator.noisy_sum(_MEANS, waves, clip_norm=math.hypot(size, count), by_class=True)
         counts = Counts(total[:, -1] / count)
         # A class of which nothing but noise is known gets the smallest count that does not blow the noise up.
         sizes = counts.values.clamp(min=max(1.0, counts.total / (100 * len(total))))
@@ -193,7 +193,7 @@ class DPPM(Method):
             energy = (away.flatten(1).square().sum(1) - slow.square().sum(1)).clamp(min=0.0)
             return torch.cat([slow[:, upper[0]] * slow[:, upper[1]] * weight, energy[:, None]], dim=1)
 
-        total = curator.noisy_sum(_SHAPES, products, bound=radius**2, by_class=True)
+        total = curator.noisy_sum(_SHAPES, products, clip_norm=radius**2, by_class=True)
         moments = total.new_zeros(len(total), waves_count, waves_count)
         moments[:, upper[0], upper[1]] = total[:, :-1] / weight
         moments = moments + moments.triu(1).transpose(1, 2)
@@ -207,7 +207,7 @@ class DPPM(Method):
         keep = {"model": model, "average": average, "optimizer": optimizer}
         for step in curator.steps(_TRAIN, keep=keep):
             optimizer.param_groups[0]["lr"] = self.learning_rate * cosine_decay(step.index / self.steps, final=0.1)
-            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip=self.clip, draws=self.draws)
+            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip_norm=self.clip, draws=self.draws)
             # Adam does not see the scale; the clip is public and makes it one.
             (gradient / self.clip).apply(optimizer)
             ema_update(average, model, index=step.index, decay=self.average)

@@ -137,7 +137,7 @@ class GSWGAN(Method):
                 pool = model(each).unflatten(0, (classes, self.fakes))
             fakes = model(wanted)
             step.update(memory, _Visit(self, critics, pool, fakes.detach(), wanted))
-            slope = step.noisy_sum(_SLOPE, said, bound=self.bound, state=memory).view(size)
+            slope = step.noisy_sum(_SLOPE, said, clip_norm=self.bound, state=memory).view(size)
             optimizer.zero_grad(set_to_none=True)
             fakes.backward(-slope / (self.bound * self.rate * self.shards))
             optimizer.step()

@@ -17,7 +17,7 @@ from sfumato.networks.dense import Posterior, VariationalAutoencoder
 from sfumato.networks.priors import Corners, Prior, SparseMixture, StandardNormal, log_normal
 from sfumato.privacy import Block, Counts, Curator, NoisyGradient, Step, SubsampledGaussian
 from sfumato.privacy.gradients import Loss
-from sfumato.privacy.gradients.group_terms import Coupled
+from sfumato.privacy.gradients.group_terms import Coupled, Grouped
 from sfumato.privacy.randomness import Draws
 
 _COUNTS = "label counts"
@@ -179,26 +179,22 @@ class Terms:
         """The noisy gradient of one step, by the method's variant; ``size`` is the public B."""
         method = self.method
         if method.variant == "batch-aggregation":
-            return step.noisy_term_gradient(
-                "gradient", model, None, self.whole, groups=1, clips=(0.0, method.clip), batch=size, draws=method.draws
-            )
+            whole = Grouped(None, self.whole, groups=1, clips=(0.0, method.clip), batch=size)
+            return step.noisy_terms("gradient", model, whole, draws=method.draws)
         if method.variant == "micro-aggregation":
             # A public cap that a batch of this expected size exceeds about once in a thousand steps.
             cap = method.batch or math.ceil(size + 3 * math.sqrt(size))
             return step.noisy_terms("gradient", model, Coupled(self.own, self.shared, method.clip, cap))
         if method.variant == "linearised" or not method.alpha:
             loss = self.linearised(step, model, size) if method.alpha else self.own
-            return step.noisy_gradient("gradient", model, loss, clip=method.clip, draws=method.draws) / size
+            return step.noisy_gradient("gradient", model, loss, clip_norm=method.clip, draws=method.draws) / size
         if method.variant == "published":
-            own = step.noisy_gradient("gradient", model, self.own, clip=method.clip, draws=method.draws) / size
-            return own + step.noisy_term_gradient(
-                "groups", model, None, self.shared, groups=method.groups, clips=(0.0, method.group_clip), batch=size,
-                draws=method.draws,
-            )  # fmt: skip
-        return step.noisy_term_gradient(
-            "gradient", model, self.own, self.shared, groups=method.groups, clips=(method.clip, method.group_clip),
-            batch=size, draws=method.draws,
-        )  # fmt: skip
+            own = step.noisy_gradient("gradient", model, self.own, clip_norm=method.clip, draws=method.draws) / size
+            shared = Grouped(None, self.shared, groups=method.groups, clips=(0.0, method.group_clip), batch=size)
+            return own + step.noisy_terms("groups", model, shared, draws=method.draws)
+        clips = (method.clip, method.group_clip)
+        terms = Grouped(self.own, self.shared, groups=method.groups, clips=clips, batch=size)
+        return step.noisy_terms("gradient", model, terms, draws=method.draws)
 
     def own(self, model: VariationalAutoencoder, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
         """Reconstruction and β·KL(q(z|x) ‖ p), one number per row."""
@@ -236,7 +232,7 @@ class Terms:
         def features(images: Tensor, labels: Tensor, random: Draws) -> Tensor:
             return self._embed(model.encode(images, labels), random)
 
-        total = step.noisy_sum("embedding", features, bound=1.0)
+        total = step.noisy_sum("embedding", features, clip_norm=1.0)
         weights = self.method.alpha * slope(self.divergence.distance, total / size)
 
         def loss(model: VariationalAutoencoder, images: Tensor, labels: Tensor, random: Draws) -> Tensor:

@@ -1,14 +1,16 @@
-"""The auditable core: budget, events, ledger, accounting, randomness, sampling, gradients and the Curator."""
+"""The trusted base: everything that an ε depends on. README.md lists its files in reading order."""
 
 from sfumato.privacy.budget import AnyBudget, Budget, BudgetExceeded, NoGuarantee
-from sfumato.privacy.curator import Counts, Curator, Progress, Step
-from sfumato.privacy.events import Block, Event, RawAccess, SubsampledGaussian
+from sfumato.privacy.curator import Counts, Curator
+from sfumato.privacy.events import Block, Event, RawAccess, Relation, SubsampledGaussian
 from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
+from sfumato.privacy.interfaces import Progress
 from sfumato.privacy.ledger import Ledger, LedgerBusy, LedgerDamaged
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Draws, Randomness
 from sfumato.privacy.records import PrivateRecords
 from sfumato.privacy.state import PrivateState
+from sfumato.privacy.step import Step
 
 __all__ = [
     "AnyBudget",
@@ -30,6 +32,7 @@ __all__ = [
     "Progress",
     "Randomness",
     "RawAccess",
+    "Relation",
     "Step",
     "SubsampledGaussian",
 ]

@@ -1,8 +1,8 @@
 """From events to ε, and from a budget to noise. The only module that knows dp-accounting.
 
 ε is the smaller of two valid bounds: the privacy loss distribution (PLD, tight) and Rényi DP (robust). Both are upper
-bounds for adaptive composition of Poisson-subsampled Gaussians, adding or removing one unit; where shards speak, also
-replacing one, which covers that a unit can turn its shard's vector around.
+bounds for adaptive composition of Poisson-subsampled Gaussians when one unit is added or removed. With sharded queries
+the whole composition is evaluated under replace-one, for which the PLD alone is used.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib.metadata
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import dp_accounting
 import numpy as np
@@ -22,39 +23,56 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from sfumato.privacy.budget import Budget, BudgetExceeded
-from sfumato.privacy.events import Event, RawAccess, SubsampledGaussian, merged
+from sfumato.privacy.events import Event, RawAccess, Relation, SubsampledGaussian, merged
 
 ACCOUNTANT = f"min(PLD, RDP), under replacement PLD, of dp-accounting {importlib.metadata.version('dp-accounting')}"
 
 _COARSE, _FINE = 1e-3, 1e-4
 _MANY_STEPS = 10_000  # a coarse grid is loose for huge T
-_HUGE, _HUGE_TURNED = 50.0, 500.0  # above such an RDP the PLD's arrays explode; of turned vectors it says too much
+_HUGE, _HUGE_REPLACED = 50.0, 500.0  # above such an RDP the PLD's arrays explode; under replace-one RDP is loose
 _TOLERANCE = 4e-3  # calibration stops within this fraction below the budget
 
-# dp-accounting evaluates every mechanism as (rate, σ_eff, steps); names and block structure do not matter to ε.
-_Mechanisms = tuple[tuple[float, float, int, NeighboringRelation], ...]
+_RELATIONS = {
+    Relation.ADD_OR_REMOVE: NeighboringRelation.ADD_OR_REMOVE_ONE,
+    Relation.REPLACE: NeighboringRelation.REPLACE_ONE,
+}
 
 
-def relation(events: Iterable[Event]) -> str:
-    """Between which collections the ε of these events holds."""
-    return "add, remove or replace one unit" if _replaced(events) else "add or remove one unit"
+@dataclass(frozen=True)
+class _Mechanism:
+    """``steps`` Poisson-subsampled Gaussians; names and blocks do not matter to ε."""
+
+    rate: float
+    noise_multiplier: float
+    sensitivity: float
+    steps: int
 
 
-def _replaced(events: Iterable[Event]) -> bool:
-    return any(isinstance(event, SubsampledGaussian) and event.shards is not None for event in events)
+@dataclass(frozen=True)
+class _Composition:
+    """Sorted and merged mechanisms, so that equal spending is computed once."""
+
+    relation: Relation
+    mechanisms: tuple[_Mechanism, ...]
 
 
-def _mechanisms(events: Iterable[Event]) -> _Mechanisms | None:
-    """Sorted and merged, so that equal spending is computed once; None where raw access makes ε infinite."""
-    total: dict[tuple[float, float], int] = {}
+def relation(events: Iterable[Event]) -> Relation:
+    """The neighbouring relation under which the ε of these events holds."""
+    kinds = {event.relation for event in events if isinstance(event, SubsampledGaussian)}
+    return Relation.REPLACE if Relation.REPLACE in kinds else Relation.ADD_OR_REMOVE
+
+
+def _composition(events: Iterable[Event]) -> _Composition | None:
+    """None where raw access makes ε infinite."""
     events = merged(events)
-    kind = NeighboringRelation.REPLACE_ONE if _replaced(events) else NeighboringRelation.ADD_OR_REMOVE_ONE
+    kind = relation(events)
+    total: dict[tuple[float, float, float], int] = {}
     for event in events:
         if isinstance(event, RawAccess):
             return None
-        key = (event.sampling_rate, event.noise_multiplier)
+        key = (event.sampling_rate, event.noise_multiplier, event.sensitivity(kind))
         total[key] = total.get(key, 0) + event.steps
-    return tuple((rate, noise, steps, kind) for (rate, noise), steps in sorted(total.items()))
+    return _Composition(kind, tuple(_Mechanism(*key, steps) for key, steps in sorted(total.items())))
 
 
 @contextlib.contextmanager
@@ -70,63 +88,71 @@ def _quiet() -> Iterator[None]:
         absl_logging.set_verbosity(before)
 
 
-def _composed(accountant: dp_accounting.PrivacyAccountant, mechanisms: _Mechanisms) -> dp_accounting.PrivacyAccountant:
-    for rate, noise, steps, kind in mechanisms:
-        # RDP, unlike PLD, samples for adding and removing only: there, replacement is a step twice as far.
-        far = 2.0 if kind == NeighboringRelation.REPLACE_ONE and isinstance(accountant, RdpAccountant) else 1.0
-        gaussian = dp_accounting.GaussianDpEvent(noise / far)
-        event = gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
-        accountant.compose(dp_accounting.SelfComposedDpEvent(event, steps))
+def _gaussian(rate: float, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
+    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+    event = gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
+    return dp_accounting.SelfComposedDpEvent(event, steps)
+
+
+def _rdp(composition: _Composition) -> RdpAccountant:
+    """Knows adding and removing only, so that the sensitivity is divided out beforehand."""
+    accountant = RdpAccountant()
+    for one in composition.mechanisms:
+        accountant.compose(_gaussian(one.rate, one.noise_multiplier / one.sensitivity, one.steps))
     return accountant
 
 
-def _pld(mechanisms: _Mechanisms, grid: float) -> dp_accounting.PrivacyAccountant:
-    return _composed(PLDAccountant(mechanisms[0][3], value_discretization_interval=grid), mechanisms)
+def _pld(composition: _Composition, grid: float) -> PLDAccountant:
+    """Knows both relations and their sensitivities, for vectors of norm 1."""
+    accountant = PLDAccountant(_RELATIONS[composition.relation], value_discretization_interval=grid)
+    for one in composition.mechanisms:
+        accountant.compose(_gaussian(one.rate, one.noise_multiplier, one.steps))
+    return accountant
 
 
 @functools.lru_cache(maxsize=4096)
-def _epsilon(mechanisms: _Mechanisms, delta: float, grid: float) -> float:
-    if not mechanisms:
+def _epsilon(composition: _Composition, delta: float, grid: float) -> float:
+    if not composition.mechanisms:
         return 0.0
-    if max(steps for _, _, steps, _ in mechanisms) > _MANY_STEPS:
+    if max(one.steps for one in composition.mechanisms) > _MANY_STEPS:
         grid = min(grid, _FINE)
     with _quiet():
-        renyi = _composed(RdpAccountant(), mechanisms).get_epsilon(delta)
-        # Under replacement nobody has proved the RDP of a step twice as far an upper bound: it only guards the PLD.
-        proved = mechanisms[0][3] == NeighboringRelation.ADD_OR_REMOVE_ONE
-        if not renyi <= (_HUGE if proved else _HUGE_TURNED):
+        renyi = _rdp(composition).get_epsilon(delta)
+        # Under replace-one, RDP at twice the sensitivity is not proved to be an upper bound: it only guards the PLD.
+        proved = composition.relation is Relation.ADD_OR_REMOVE
+        if not renyi <= (_HUGE if proved else _HUGE_REPLACED):
             return float(renyi) if proved else math.inf
-        tight = _pld(mechanisms, grid).get_epsilon(delta)
+        tight = _pld(composition, grid).get_epsilon(delta)
         return max(0.0, float(min(renyi, tight) if proved else tight))
 
 
 def epsilon(events: Iterable[Event], delta: float) -> float:
     """The ε that holds at ``delta`` for everything in ``events`` together; infinite after raw access."""
-    mechanisms = _mechanisms(events)
-    return math.inf if mechanisms is None else _epsilon(mechanisms, delta, _FINE)
+    composition = _composition(events)
+    return math.inf if composition is None else _epsilon(composition, delta, _FINE)
 
 
 def rough_epsilon(events: Iterable[Event], delta: float) -> float:
     """A valid upper bound from the coarse grid, cheap enough for a progress bar."""
-    mechanisms = _mechanisms(events)
-    return math.inf if mechanisms is None else _epsilon(mechanisms, delta, _COARSE)
+    composition = _composition(events)
+    return math.inf if composition is None else _epsilon(composition, delta, _COARSE)
 
 
 @functools.lru_cache(maxsize=256)
-def _trade_off(mechanisms: _Mechanisms) -> tuple[tuple[float, float], ...]:
-    if not mechanisms:
+def _trade_off(composition: _Composition) -> tuple[tuple[float, float], ...]:
+    if not composition.mechanisms:
         return ((0.0, 0.0),)
     with _quiet():
-        if not _composed(RdpAccountant(), mechanisms).get_epsilon(1e-5) <= _HUGE:
+        if not _rdp(composition).get_epsilon(1e-5) <= _HUGE:
             return ((0.0, 1.0),)
         levels = [number / 10 for number in range(201)]
-        return tuple(zip(levels, map(float, _pld(mechanisms, _COARSE).get_delta(levels)), strict=True))
+        return tuple(zip(levels, map(float, _pld(composition, _COARSE).get_delta(levels)), strict=True))
 
 
 def trade_off(events: Iterable[Event]) -> tuple[tuple[float, float], ...]:
-    """δ(ε) at ε = 0, 0.1, … 20: everything that a test of one unit's presence is bound by."""
-    mechanisms = _mechanisms(events)
-    return ((0.0, 1.0),) if mechanisms is None else _trade_off(mechanisms)
+    """δ(ε) at ε = 0, 0.1, … 20, from which every test of one unit's presence is bounded."""
+    composition = _composition(events)
+    return ((0.0, 1.0),) if composition is None else _trade_off(composition)
 
 
 def calibrate(events: Sequence[SubsampledGaussian], budget: Budget) -> tuple[SubsampledGaussian, ...]:
@@ -144,8 +170,8 @@ def calibrate(events: Sequence[SubsampledGaussian], budget: Budget) -> tuple[Sub
         return tuple(events)
 
     def cost(factor: float, grid: float) -> float:
-        mechanisms = _mechanisms(event.scaled(factor) for event in events)
-        return _epsilon(mechanisms or (), budget.delta, grid)
+        composition = _composition(event.scaled(factor) for event in events)
+        return math.inf if composition is None else _epsilon(composition, budget.delta, grid)
 
     def search(grid: float, high: float) -> float:
         """A factor within the budget and within the tolerance of it, by doubling steps and then by halving them."""
@@ -172,5 +198,5 @@ def calibrate(events: Sequence[SubsampledGaussian], budget: Budget) -> tuple[Sub
                 low = middle
         return high
 
-    factor = search(_FINE, search(_COARSE, 1.0))  # the fine grid has the last word
+    factor = search(_FINE, search(_COARSE, 1.0))  # the fine grid decides
     return tuple(event.scaled(factor) for event in events)

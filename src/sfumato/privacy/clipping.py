@@ -11,7 +11,7 @@ MARGIN = 1e-9
 """The clip of a float64 sum aims this much lower, for the rounding of the division."""
 
 
-def clipped_feature_sum(values: Tensor, batch: Batch, bound: float, classes: int | None) -> Tensor:
+def clipped_feature_sum(values: Tensor, batch: Batch, clip_norm: float, classes: int | None) -> Tensor:
     """``[classes or 1, features]`` in float64. A unit whose vector is not finite counts as zero."""
     units, k = batch.units, batch.rows_per_unit
     real = batch.weights.flatten() > 0
@@ -24,7 +24,7 @@ def clipped_feature_sum(values: Tensor, batch: Batch, bound: float, classes: int
         vectors = rows.view(units, k, -1).sum(1) if k > 1 else rows
     norms = vectors.norm(dim=1, keepdim=True)
     finite = torch.isfinite(norms)
-    factors = torch.where(finite, (bound * (1 - MARGIN) / norms.clamp(min=1e-300)).clamp(max=1.0), 0.0)
+    factors = torch.where(finite, (clip_norm * (1 - MARGIN) / norms.clamp(min=1e-300)).clamp(max=1.0), 0.0)
     vectors = torch.where(finite, vectors, 0.0) * factors
     if classes is None:
         return vectors.sum(0, keepdim=True)

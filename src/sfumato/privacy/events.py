@@ -1,44 +1,44 @@
-"""What was released, in public terms: immutable facts that the ledger keeps and the accountant reads."""
+"""What was released, in public terms: immutable facts that the ledger stores and the accountant reads."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from typing import Any
+
+
+class Relation(StrEnum):
+    """Which collections count as neighbours."""
+
+    ADD_OR_REMOVE = "add or remove one unit"
+    REPLACE = "add, remove or replace one unit"
 
 
 @dataclass(frozen=True)
 class Block:
     """One noisy sum inside a step.
 
-    ``noise_multiplier`` is the noise's standard deviation ÷ the clip norm, on the sum. ``sensitivity`` is
-    how far one unit can move the sum, in clip norms: 1 for a unit's own vector, 2 where a unit can reverse a group's.
-    ``fixed`` noise is chosen by the method; calibration scales the rest.
+    ``noise_multiplier`` is the noise's standard deviation ÷ the clip norm, on the sum. ``fixed`` noise is chosen by
+    the method; calibration scales the rest.
     """
 
     name: str
     noise_multiplier: float = 1.0
-    sensitivity: float = 1.0
     fixed: bool = False
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
             raise ValueError(f"block {self.name!r}: the noise multiplier must be positive, not {self.noise_multiplier}")
-        if not (math.isfinite(self.sensitivity) and self.sensitivity > 0):
-            raise ValueError(f"block {self.name!r}: the sensitivity must be positive, not {self.sensitivity}")
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "noise_multiplier": self.noise_multiplier,
-            "moves": self.sensitivity,
-            "fixed": self.fixed,
-        }
+        # "moves" belongs to the file format of version 0.1.0.
+        return {"name": self.name, "noise_multiplier": self.noise_multiplier, "moves": 1.0, "fixed": self.fixed}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Block:
-        return cls(data["name"], data["noise_multiplier"], data["moves"], data["fixed"])
+        return cls(data["name"], data["noise_multiplier"] / data["moves"], data["fixed"])
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class SubsampledGaussian:
     """``steps`` rounds of Poisson sampling at ``sampling_rate``, each answering every block with a noisy clipped sum.
 
     A sampling rate of 1 queries every unit. With ``shards``, sampling and clipping apply to that many shards of units:
-    one unit can reverse its shard's vector, so that the whole composition is accounted for under replace-one.
+    one unit can replace its shard's vector by any other of the ball, so that the whole composition is accounted for
+    under replace-one.
     """
 
     name: str
@@ -67,8 +68,20 @@ class SubsampledGaussian:
 
     @property
     def noise_multiplier(self) -> float:
-        """σ_eff: blocks that share a batch act like one Gaussian with 1/σ_eff² = Σ (sensitivity/σ_j)²."""
-        return sum((block.sensitivity / block.noise_multiplier) ** 2 for block in self.blocks) ** -0.5
+        """σ_eff: blocks that share a batch act like one Gaussian with 1/σ_eff² = Σ 1/σ_j²."""
+        return sum((1.0 / block.noise_multiplier) ** 2 for block in self.blocks) ** -0.5
+
+    @property
+    def relation(self) -> Relation:
+        """The neighbouring relation that the event needs: a unit replaces the vector of its shard by another."""
+        return Relation.ADD_OR_REMOVE if self.shards is None else Relation.REPLACE
+
+    def sensitivity(self, relation: Relation) -> float:
+        """The largest movement of a block's sum between neighbours, in units of its clip norm.
+
+        Adding or removing moves the sum by one vector of the ball, replacing by the difference of two.
+        """
+        return 1.0 if relation is Relation.ADD_OR_REMOVE else 2.0
 
     def scaled(self, factor: float) -> SubsampledGaussian:
         """The same with every noise that is not fixed multiplied by ``factor``."""

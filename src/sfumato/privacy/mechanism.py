@@ -1,11 +1,11 @@
-"""What leaves the door: a clipped sum becomes a noisy answer here, and nowhere else."""
+"""The Gaussian mechanism: a query's clipped sums become a noisy answer here, and nowhere else."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,51 +16,54 @@ _GRID = 2.0**-12  # of the noise's standard deviation
 
 
 @dataclass(frozen=True)
-class Part:
-    """One clipped piece of an answer: its exact sum (private!), how far one unit moves it, and its noise."""
+class ClippedSum:
+    """A sum of clipped vectors (private), its clip norm and the standard deviation of its noise."""
 
     name: str
     total: Tensor
-    bound: float
-    deviation: float
+    clip_norm: float
+    standard_deviation: float
 
 
 @dataclass(frozen=True)
 class Query:
-    """Everything about an answer but the noise: where it was asked, its parts, and the public arguments."""
+    """One block of one step: its clipped sums, and the arguments that are public."""
 
     event: str
     step: int
     block: str
-    parts: tuple[Part, ...]
+    sums: tuple[ClippedSum, ...]
     public: Mapping[str, Any]
     claimed: bool = False
-    """The bound is somebody's claim about a sum made from raw records, not a clip that was carried out."""
+    """The clip norm is the authors' claim about a sum of raw records, not a clip that was carried out."""
 
 
-class Tape(Protocol):
-    """Neighbour replay's way in: it sees each question before and each answer after the noise, and may hand back
-    another run's answer. A run with a tape is a test and says so."""
+def with_noise(totals: Sequence[tuple[str, Tensor, float]], noise_multiplier: float) -> tuple[ClippedSum, ...]:
+    """The sums of G parameter groups, (name, total, clip norm), with the noise that one block gives them.
 
-    def exchange(self, question: Query, answer: Tensor, *, charges: int) -> Tensor: ...
-
-
-def grid_of(deviation: float) -> float:
-    """The spacing to which an answer with this much noise is rounded: a power of two near 2^-12 of it."""
-    return 2.0 ** math.floor(math.log2(deviation * _GRID))
-
-
-def noisy(question: Query, randomness: Randomness, *label: str | int) -> Tensor:
-    """All parts in one float64 vector, each with its noise, rounded to a grid.
-
-    Floating point leaves traces of a sum in its last bits; on a grid that depends on the noise alone, every value
-    that can come up can come up with the neighbour's data too.
+    Divided by their clip norms, the G vectors of one unit have norm at most √G together. Noise of standard deviation
+    σ·√G·C_g on group g is therefore noise of σ times the sensitivity of the whole.
     """
-    count = sum(part.total.numel() for part in question.parts)
-    device = question.parts[0].total.device
-    noise = randomness.gaussian(count, device, question.event, question.step, question.block, *label)
+    scale = math.sqrt(len(totals)) * noise_multiplier
+    return tuple(ClippedSum(name, total, clip_norm, scale * clip_norm) for name, total, clip_norm in totals)
+
+
+def grid_of(standard_deviation: float) -> float:
+    """The spacing to which an answer with this much noise is rounded: a power of two near 2^-12 of it."""
+    return 2.0 ** math.floor(math.log2(standard_deviation * _GRID))
+
+
+def add_noise(query: Query, randomness: Randomness) -> Tensor:
+    """All sums in one float64 vector, each with its noise, rounded to a grid.
+
+    Floating-point addition leaves traces of the exact sum in an answer's last bits. On a grid that depends on the
+    noise alone, every value that one collection can produce can be produced by its neighbour as well.
+    """
+    sizes = [part.total.numel() for part in query.sums]
+    device = query.sums[0].total.device
+    noise = randomness.gaussian(sum(sizes), device, query.event, query.step, query.block)
     pieces = []
-    for part, draw in zip(question.parts, noise.split([p.total.numel() for p in question.parts]), strict=True):
-        grid = grid_of(part.deviation)
-        pieces.append(torch.round((part.total.flatten().double() + part.deviation * draw) / grid) * grid)
+    for part, draw in zip(query.sums, noise.split(sizes), strict=True):
+        grid = grid_of(part.standard_deviation)
+        pieces.append(torch.round((part.total.flatten().double() + part.standard_deviation * draw) / grid) * grid)
     return torch.cat(pieces)

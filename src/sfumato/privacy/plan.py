@@ -20,7 +20,7 @@ class Plan:
 
     @classmethod
     def calibrated(cls, events: Sequence[SubsampledGaussian], budget: AnyBudget) -> Plan:
-        """With the least noise that keeps the budget. Without a guarantee to keep, the noise stays as it was given."""
+        """With the least noise that keeps the budget. Under NoGuarantee the noise stays as it was given."""
         if len({event.name for event in events}) != len(events):
             raise ValueError("each planned event needs a name of its own")
         return cls(budget, calibrate(events, budget) if isinstance(budget, Budget) else tuple(events))
@@ -31,7 +31,7 @@ class Plan:
                 return event
         raise LookupError(
             f"{name!r} is not in the plan, which lists {[event.name for event in self.events]}; "
-            "a method must list every question before it asks one"
+            "a method lists every query before its first answer"
         )
 
     @property

@@ -18,8 +18,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sfumato.methods.base import Method, Shape
-from sfumato.privacy import NoGuarantee, PrivateRecords
-from sfumato.privacy.curator import Item, Step
+from sfumato.privacy import NoGuarantee, PrivateRecords, Step
+from sfumato.privacy.curator import Item
 
 _TIMED, _COUNTED = 4, 3  # steps; the first of all is not timed
 _UNITS, _UNITS_OF_A_CLASS = 48, 20  # records in a step, at least

@@ -75,7 +75,7 @@ class ControlMethod(Method):
     def gradient(self, step: Step, model: MeanImages, loss: Loss, state: PrivateState | None = None) -> NoisyGradient:
         """The noisy gradient, divided by a public constant."""
         clip_norms = {"base": self.clip_norm, "offset": self.clip_norm}
-        return step.noisy_gradient("gradient", model, loss, clip=clip_norms, state=state) / 10.0
+        return step.noisy_gradient("gradient", model, loss, clip_norm=clip_norms, state=state) / 10.0
 
     def make_loss(self) -> Loss:
         """The loss of a run; a broken method may build it from an object that keeps state."""

@@ -6,6 +6,7 @@ import functools
 import threading
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,10 @@ from sfumato.privacy.gradients import Loss
 from sfumato.privacy.randomness import Draws
 
 
+def _on_gradient(values: Any, collected: list[Tensor]) -> None:
+    values.register_hook(collected.append)
+
+
 class GradientHook(ControlMethod):
     """gradients collected by an autograd hook"""
 
@@ -26,7 +31,7 @@ class GradientHook(ControlMethod):
         def loss(model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
             rows = squared_error(model, images, labels) * (1.0 + 0.0 * len(collected))
             if rows.requires_grad:
-                rows.register_hook(collected.append)  # type: ignore[no-untyped-call]
+                _on_gradient(rows, collected)
             return rows
 
         return loss
@@ -40,7 +45,7 @@ class _HookedLayer(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         scaled = rows * 1.0
         if scaled.requires_grad:
-            scaled.register_hook(self.gradients.append)  # type: ignore[no-untyped-call]
+            _on_gradient(scaled, self.gradients)
         return scaled
 
 

@@ -119,7 +119,8 @@ class BatchSizes(ControlMethod):
     """batch sizes kept for the learning rate"""
 
     def fit_sizes(self) -> list[int]:
-        return self.__dict__.setdefault("_sizes", [])  # type: ignore[no-any-return]
+        sizes: list[int] = self.__dict__.setdefault("_sizes", [])
+        return sizes
 
     def loss(self, model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
         self.fit_sizes().append(len(images))
@@ -185,7 +186,7 @@ class _ClassCounts(ControlMethod):
         def features(images: Tensor, labels: Tensor, random: Draws) -> Tensor:
             return self.one_hot(labels)
 
-        counts = Counts(curator.noisy_sum("counts", features, bound=1.0))
+        counts = Counts(curator.noisy_sum("counts", features, clip_norm=1.0))
         return super().fit_networks(curator)[0], counts
 
 

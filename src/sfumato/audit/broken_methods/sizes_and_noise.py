@@ -22,7 +22,7 @@ from sfumato.methods.base import Shape
 from sfumato.privacy import Counts, Curator, NoisyGradient, Step
 from sfumato.privacy.gradients import Loss
 from sfumato.privacy.gradients.group_terms import Grouped
-from sfumato.privacy.mechanism import Query, noisy
+from sfumato.privacy.mechanism import Query, add_noise
 from sfumato.privacy.randomness import Draws
 
 
@@ -196,9 +196,9 @@ class MadeUpBoundInHelper(GroupControlMethod):
 
 
 class _AlmostNoiseless(Curator):
-    def _exchange(self, query: Query) -> Tensor:
-        parts = tuple(replace(part, deviation=part.deviation * 1e-6) for part in query.parts)
-        return taped(self, query, noisy(replace(query, parts=parts), self._randomness))
+    def _release(self, query: Query) -> Tensor:
+        parts = tuple(replace(part, standard_deviation=part.standard_deviation * 1e-6) for part in query.sums)
+        return taped(self, query, add_noise(replace(query, sums=parts), self._randomness))
 
 
 class LessNoise(ControlMethod):
@@ -211,8 +211,8 @@ def debugging_curator() -> type[Curator]:
     """A Curator for debugging that records what the answers would be without noise."""
 
     class Debugging(Curator):
-        def _exchange(self, query: Query) -> Tensor:
-            exact = torch.cat([part.total.flatten().double() for part in query.parts])
+        def _release(self, query: Query) -> Tensor:
+            exact = torch.cat([part.total.flatten().double() for part in query.sums])
             return taped(self, query, exact)
 
     return Debugging

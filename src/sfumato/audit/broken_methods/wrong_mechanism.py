@@ -12,29 +12,31 @@ from torch import Tensor
 
 from sfumato.audit.broken_methods.controls import ControlMethod
 from sfumato.privacy import Curator, Step, SubsampledGaussian
-from sfumato.privacy.mechanism import Part, Query, noisy
+from sfumato.privacy.mechanism import ClippedSum, Query, add_noise
 
 
 class _NoiseOfOneClip(Step):
     """Two clip groups, each with the noise of a single clip."""
 
-    def _answer(self, block: str, parts: tuple[Part, ...], public: Mapping[str, Any]) -> Tensor:
-        narrow = tuple(replace(part, deviation=part.deviation / len(parts) ** 0.5) for part in parts)
+    def _answer(self, block: str, parts: tuple[ClippedSum, ...], public: Mapping[str, Any]) -> Tensor:
+        narrow = tuple(replace(part, standard_deviation=part.standard_deviation / len(parts) ** 0.5) for part in parts)
         return super()._answer(block, narrow, public)
 
 
 class _Unclipped(Step):
     """The clip norm of the sum is a thousand times the one that the noise is scaled to."""
 
-    def _answer(self, block: str, parts: tuple[Part, ...], public: Mapping[str, Any]) -> Tensor:
-        wrong = tuple(replace(p, bound=p.bound / 1000, deviation=p.deviation / 1000) for p in parts)
+    def _answer(self, block: str, parts: tuple[ClippedSum, ...], public: Mapping[str, Any]) -> Tensor:
+        wrong = tuple(
+            replace(p, clip_norm=p.clip_norm / 1000, standard_deviation=p.standard_deviation / 1000) for p in parts
+        )
         return super()._answer(block, wrong, public)
 
 
 class _ChargesAfter(Step):
     """Draws the noise first and charges afterwards: after a crash in between the answer is free."""
 
-    def _answer(self, block: str, parts: tuple[Part, ...], public: Mapping[str, Any]) -> Tensor:
+    def _answer(self, block: str, parts: tuple[ClippedSum, ...], public: Mapping[str, Any]) -> Tensor:
         curator, event = self._curator, self._event
         charge = curator._charge
         curator._charge = lambda event: None  # type: ignore[method-assign]
@@ -57,43 +59,43 @@ class _Shuffled(Step):
         self._batch = np.sort(np.array_split(order, batches)[index % batches])
 
 
-def taped(curator: Curator, question: Query, answer: Tensor) -> Tensor:
+def taped(curator: Curator, query: Query, answer: Tensor) -> Tensor:
     """Pass the answer through the tape, as a Curator does, for those that draw their own noise."""
     tape = curator._tape
-    return answer if tape is None else tape.exchange(question, answer, charges=curator._charges)
+    return answer if tape is None else tape.exchange(query, answer, charges=curator._charges)
 
 
 class _HalvedNoise(Curator):
     """The noise is half of what the query states."""
 
-    def _exchange(self, question: Query) -> Tensor:
-        parts = tuple(replace(part, deviation=part.deviation / 2) for part in question.parts)
-        answer = noisy(replace(question, parts=parts), self._randomness)
-        return taped(self, question, answer)
+    def _release(self, query: Query) -> Tensor:
+        parts = tuple(replace(part, standard_deviation=part.standard_deviation / 2) for part in query.sums)
+        answer = add_noise(replace(query, sums=parts), self._randomness)
+        return taped(self, query, answer)
 
 
 class _SeededNoise(Curator):
     """The noise comes from a seeded generator: the same in every run and every step."""
 
-    def _exchange(self, question: Query) -> Tensor:
+    def _release(self, query: Query) -> Tensor:
         generator = torch.Generator().manual_seed(0)
         pieces = []
-        for part in question.parts:
+        for part in query.sums:
             noise = torch.randn(part.total.numel(), generator=generator, dtype=torch.float64)
-            pieces.append(part.total.flatten().double() + part.deviation * noise)
-        return taped(self, question, torch.cat(pieces))
+            pieces.append(part.total.flatten().double() + part.standard_deviation * noise)
+        return taped(self, query, torch.cat(pieces))
 
 
 class _OffGrid(Curator):
     """The right noise without rounding to the grid: the last bits of an answer tell which sums were possible."""
 
-    def _exchange(self, question: Query) -> Tensor:
-        count = sum(part.total.numel() for part in question.parts)
-        label = (question.event, question.step, question.block)
+    def _release(self, query: Query) -> Tensor:
+        count = sum(part.total.numel() for part in query.sums)
+        label = (query.event, query.step, query.block)
         noise = self._randomness.gaussian(count, self.device, *label)
-        draws = torch.split(noise, [part.total.numel() for part in question.parts])
-        pieces = [p.total.flatten() + p.deviation * n for p, n in zip(question.parts, draws, strict=True)]
-        return taped(self, question, torch.cat(pieces))
+        draws = torch.split(noise, [part.total.numel() for part in query.sums])
+        pieces = [p.total.flatten() + p.standard_deviation * n for p, n in zip(query.sums, draws, strict=True)]
+        return taped(self, query, torch.cat(pieces))
 
 
 class _NoiseOfOneClipCurator(Curator):

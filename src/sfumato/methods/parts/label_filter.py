@@ -44,7 +44,7 @@ def train_label_filter(curator: Curator, judge: LabelFilter, *, batch: float, le
     rate = min(learning_rate, _LARGEST_NOISE * batch / curator.plan.event(_EVENT).noise_multiplier)
     optimizer = torch.optim.SGD(judge.parameters(), lr=rate, momentum=0.9)
     for step in curator.steps(_EVENT, keep={"judge": judge, "average": average, "optimizer": optimizer}):
-        gradient = step.noisy_gradient(_BLOCK, judge, label_filter_loss, clip=1.0)
+        gradient = step.noisy_gradient(_BLOCK, judge, label_filter_loss, clip_norm=1.0)
         (gradient / batch).apply(optimizer)
         ema_update(average, judge, index=step.index, decay=0.95)
     judge.load_state_dict(average.state_dict())

@@ -1,7 +1,7 @@
 """The front: the fastest sound way to the sum of clipped gradients, chosen by itself.
 
 1. Book-keeping, when every use of every trainable parameter is understood.
-2. Chunked ``torch.func``, for anything else it can trace.
+2. ``torch.func`` in microbatches, for anything else it can trace.
 3. Refusal, with the reason.
 
 The first time a model, a loss and their shapes are seen, a few units are also taken through the plain loop, and the
@@ -20,17 +20,20 @@ from torch import Tensor, nn
 
 from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.errors import UnsupportedModel, UntracedUse
-from sfumato.privacy.gradients.ghost import GhostClipping, Groups, Pass, PerExampleLoop, VmapGradients
+from sfumato.privacy.gradients.ghost import GhostClipping
 from sfumato.privacy.gradients.groups import Clip, groups_of
+from sfumato.privacy.gradients.loop import PerExampleLoop
 from sfumato.privacy.gradients.mixing import refuse_mixing
 from sfumato.privacy.gradients.per_class import PerClass
+from sfumato.privacy.gradients.per_example import Groups, PerExampleGradients
 from sfumato.privacy.gradients.rounding import BRAIN, DOUBLE, HALF, TENSOR_FLOAT, Arithmetic, arithmetic
 from sfumato.privacy.gradients.sparsify import Compressed
+from sfumato.privacy.gradients.vmap import VmapGradients
 
 FEW = 3
 """Units that go through the loop when something is seen for the first time."""
 
-FUNCTIONAL_CHUNK = 64
+VMAP_MICROBATCH = 64
 """Units whose gradients the torch.func path holds at once, at most."""
 
 
@@ -49,19 +52,27 @@ _known: weakref.WeakKeyDictionary[nn.Module, dict[tuple[object, ...], _Known]] =
 
 
 def clipped_sum(
-    model: nn.Module, loss: Loss, batch: Batch, clip: Clip, *, chunk: int | None = None, stacked: bool | None = None
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    clip: Clip,
+    *,
+    microbatch_size: int | None = None,
+    stacked: bool | None = None,
 ) -> dict[str, Tensor]:
     """Parameter name → sum over units of the clipped gradient, in float64. No units, no movement: zeros.
 
-    ``chunk`` bounds the units in one pass; by default as many as memory holds. ``stacked`` says whether the models of a
-    ``PerClass`` go in one pass; by default on a GPU only. Neither changes the answer beyond rounding.
+    ``microbatch_size`` bounds the units in one pass; by default as many as memory holds. ``stacked`` says whether the
+    models of a ``PerClass`` go in one pass; by default on a GPU only. Neither changes the answer beyond rounding.
     """
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"a chunk must hold at least one unit, not {chunk}")
+    if microbatch_size is not None and microbatch_size < 1:
+        raise ValueError(f"a microbatch must hold at least one unit, not {microbatch_size}")
     groups = groups_of(model, clip)
     refuse_mixing(model)
     compression = clip if isinstance(clip, Compressed) else None
-    engine = _Engine(model, loss, groups, batch, chunk=chunk, stacked=stacked, compression=compression)
+    engine = _Engine(
+        model, loss, groups, batch, microbatch_size=microbatch_size, stacked=stacked, compression=compression
+    )
     total: dict[str, Tensor] = {}
     start = 0
     while start < batch.units:
@@ -74,11 +85,11 @@ def clipped_sum(
     }
 
 
-def pass_over(model: nn.Module, loss: Loss, batch: Batch, clip: Clip) -> Pass | None:
+def pass_over(model: nn.Module, loss: Loss, batch: Batch, clip: Clip) -> PerExampleGradients | None:
     """What is known of each unit's gradient, counted in one piece; None where that is not sound or not at hand."""
     groups = groups_of(model, clip)
     refuse_mixing(model)
-    engine = _Engine(model, loss, groups, batch, chunk=None, stacked=False)
+    engine = _Engine(model, loss, groups, batch, microbatch_size=None, stacked=False)
     if batch.units == 0 or engine.size(batch) < batch.units:
         return None
     return engine._counted(batch, exact=False)
@@ -98,7 +109,7 @@ class _Engine:
         groups: Groups,
         batch: Batch,
         *,
-        chunk: int | None,
+        microbatch_size: int | None,
         stacked: bool | None,
         compression: Compressed | None = None,
     ) -> None:
@@ -116,14 +127,14 @@ class _Engine:
             names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
             self.known.tied = len(names) > len(list(model.parameters()))
         self.tied = self.known.tied
-        self.chunk = chunk
+        self.microbatch_size = microbatch_size
         self.bounds = [bound for bound, _ in groups.values()]
         self.largest = min(torch.finfo(p.dtype).max for p in self.trainable.values())
 
     def size(self, batch: Batch) -> int:
         """Units for the next pass."""
-        if self.chunk is not None:
-            return self.chunk
+        if self.microbatch_size is not None:
+            return self.microbatch_size
         if self.known.unseen is None and self.known.bytes_per_unit == 0.0 and batch.units > FEW:
             self._learn(batch)
         device = batch.images.device
@@ -137,7 +148,7 @@ class _Engine:
 
     def _functional_size(self, device: torch.device) -> int:
         numel = sum(p.numel() for p in self.trainable.values())
-        return max(1, min(FUNCTIONAL_CHUNK, int(_free(device) / (numel * 16.0))))
+        return max(1, min(VMAP_MICROBATCH, int(_free(device) / (numel * 16.0))))
 
     def add(self, batch: Batch, total: dict[str, Tensor], *, exact: bool = False, again: bool = False) -> None:
         """Add the clipped gradients of these units."""
@@ -152,7 +163,9 @@ class _Engine:
             part = batch.take(start, min(batch.units, start + size))
             self._finish(self._functional(part), part, total, exact=True, again=again)
 
-    def _finish(self, done: Pass, batch: Batch, total: dict[str, Tensor], *, exact: bool, again: bool) -> None:
+    def _finish(
+        self, done: PerExampleGradients, batch: Batch, total: dict[str, Tensor], *, exact: bool, again: bool
+    ) -> None:
         norms = done.squared.sqrt()
         # NaN compares false; a norm beyond the parameters' own range means a gradient that overflowed.
         finite = (norms <= self.largest).all(0)
@@ -182,7 +195,7 @@ class _Engine:
             # Without these units nothing that is not finite meets a weighted sum.
             self.add(batch.select(finite.nonzero()[:, 0]), total, exact=True, again=True)
 
-    def _counted(self, batch: Batch, *, exact: bool) -> Pass | None:
+    def _counted(self, batch: Batch, *, exact: bool) -> PerExampleGradients | None:
         """The books of these units, or a loop over very few; None when only torch.func will do."""
         if self.known.unseen is not None:
             return None
@@ -211,7 +224,7 @@ class _Engine:
             trainable=self.trainable,
         )
 
-    def _functional(self, batch: Batch) -> Pass:
+    def _functional(self, batch: Batch) -> PerExampleGradients:
         if not self.known.functional:
             few = batch.take(0, min(FEW, batch.units))
             loop = PerExampleLoop(self.model, self.loss, few, self.groups)
@@ -269,7 +282,7 @@ def _tolerance(used: Arithmetic) -> float:
     return _TOLERANCES.get(used, 5e-3)
 
 
-def _agree(fast: Pass, loop: Pass, model: nn.Module, batch: Batch) -> bool:
+def _agree(fast: PerExampleGradients, loop: PerExampleGradients, model: nn.Module, batch: Batch) -> bool:
     """Norms of each unit and the sum of all of them, up to rounding."""
     used = fast.arithmetic
     if used is DOUBLE:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.privacy.gradients.batch import Batch, Loss
+from sfumato.privacy.gradients.coupled_loss import shifted_sum
 from sfumato.privacy.gradients.engine import clipped_sum
 from sfumato.privacy.gradients.errors import UnsupportedModel
 from sfumato.privacy.gradients.mixing import refuse_mixing
 from sfumato.privacy.gradients.probe import check, disturbed
-from sfumato.privacy.gradients.shifted import shifted_sum
 from sfumato.privacy.randomness import Draws
 
 GroupLoss = Callable[..., Tensor]

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.groups import Clip, groups_of
 from sfumato.privacy.gradients.per_class import PerClass, losses
+from sfumato.privacy.gradients.per_example import Groups, PerExampleGradients, add_to, group_index
+from sfumato.privacy.gradients.rounding import DOUBLE
 from sfumato.privacy.gradients.sparsify import Compressed
 
 MARGIN = 1e-6
@@ -57,3 +59,24 @@ def _compressed(compression: Compressed, vectors: dict[str, Tensor], *, per_clas
         owner = name.split(".")[1] if per_class else ""
         owners.setdefault(owner, {})[name] = vector[None]
     return {name: vector[0] for own in owners.values() for name, vector in compression(own).items()}
+
+
+class PerExampleLoop(PerExampleGradients):
+    """One unit after another. For very few units, and to check the others."""
+
+    def __init__(self, model: nn.Module, loss: Loss, batch: Batch, groups: Groups) -> None:
+        self._group = group_index(groups)
+        with torch.enable_grad():
+            self._gradients = [unit_gradient(model, loss, batch.take(i, i + 1)) for i in range(batch.units)]
+        norms = [
+            [torch.stack([g[name].square().sum() for name in names]).sum() for _, names in groups.values()]
+            for g in self._gradients
+        ]
+        self.squared = torch.stack([torch.stack(row) for row in norms]).t()
+        self.spread = self.squared.sqrt()
+        self.arithmetic = DOUBLE
+
+    def add_weighted(self, factor: Tensor, total: dict[str, Tensor]) -> None:
+        for unit, gradient in enumerate(self._gradients):
+            for name, value in gradient.items():
+                add_to(total, name, (factor[self._group[name], unit] * value).flatten())

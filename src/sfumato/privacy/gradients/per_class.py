@@ -111,8 +111,9 @@ def _places(member: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _gather(batch: Batch, rows: Tensor, counts: Tensor) -> Batch:
     flat = rows.flatten()
-    weights = torch.where(counts, batch.weights.flatten()[rows], torch.zeros((), dtype=batch.weights.dtype,
-                                                                             device=rows.device))  # fmt: skip
+    weights = torch.where(
+        counts, batch.weights.flatten()[rows], torch.zeros((), dtype=batch.weights.dtype, device=rows.device)
+    )
     state = None if batch.state is None else batch.state[flat]
     return Batch(batch.images[flat], batch.labels[flat], batch.random[flat], weights, state)
 

@@ -22,7 +22,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sfumato.privacy.gradients.contribution import Contribution, Norms, lengths, weigh
+from sfumato.privacy.gradients.contribution import Contribution, weigh
+from sfumato.privacy.gradients.norms import Norms, lengths
 from sfumato.privacy.gradients.rounding import working
 
 WORTH_MEASURING = 5e8
@@ -95,8 +96,10 @@ class Product(Contribution):
             self._kept = self.by_groups() if formula == "grouped" else self.instantiate(0, self.units)
             # The very matrices that were measured are weighed: no operand is rounded a second time.
             return Norms(lengths(self._kept, exact=self.exact))
-        pairs = [self._gram(start, stop) if formula == "gram" else self._drop(start, stop)
-                 for start, stop in self._parts(formula)]  # fmt: skip
+        pairs = [
+            self._gram(start, stop) if formula == "gram" else self._drop(start, stop)
+            for start, stop in self._parts(formula)
+        ]
         if len(pairs) == 1:
             return Norms(pairs[0][0], None, pairs[0][1])
         return Norms(torch.cat([norm for norm, _ in pairs]), None, torch.cat([spread for _, spread in pairs]))

@@ -153,19 +153,34 @@ class Convolution(Layer):
     def forward(self, x: Tensor) -> Tensor:
         g = self.geometry
         y = torch.convolution(
-            side_by_side(x, self.stack), self.weight, self.bias, g.stride, g.padding, g.dilation,
-            g.transposed, g.output_padding, g.groups * self.stack,
-        )  # fmt: skip
+            side_by_side(x, self.stack),
+            self.weight,
+            self.bias,
+            g.stride,
+            g.padding,
+            g.dilation,
+            g.transposed,
+            g.output_padding,
+            g.groups * self.stack,
+        )
         return one_after_another(y, self.stack)
 
     def backward(self, x: Tensor, gradient: Tensor, *, weight: bool) -> Tensor:
         """The weight's gradient, ``[stack · out, ...]``, or the input's."""
         g = self.geometry
         input_gradient, weight_gradient, _ = torch.ops.aten.convolution_backward(
-            side_by_side(gradient, self.stack), side_by_side(x, self.stack), self.weight.to(x.dtype),
-            None, g.stride, g.padding, g.dilation, g.transposed, g.output_padding, g.groups * self.stack,
+            side_by_side(gradient, self.stack),
+            side_by_side(x, self.stack),
+            self.weight.to(x.dtype),
+            None,
+            g.stride,
+            g.padding,
+            g.dilation,
+            g.transposed,
+            g.output_padding,
+            g.groups * self.stack,
             [not weight, weight, False],
-        )  # fmt: skip
+        )
         return weight_gradient if weight else one_after_another(input_gradient, self.stack)
 
     def input_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
@@ -204,9 +219,15 @@ def _convolution(record: Record, func: Callable[..., Any], args: tuple[Any, ...]
 
 def _transposed(record: Record, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     def convolve(
-        input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
-        groups: int = 1, dilation: Any = 1,
-    ) -> Tensor:  # fmt: skip
+        input: Any,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> Tensor:
         geometry = Geometry(_pair(stride), _pair(padding), _pair(dilation), groups, True, _pair(output_padding))
         return _convolve(record, input, weight, bias, geometry)
 

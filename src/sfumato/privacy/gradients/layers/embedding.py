@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sfumato.privacy.gradients.contribution import Contribution, Norms, lengths
+from sfumato.privacy.gradients.contribution import Contribution
 from sfumato.privacy.gradients.errors import UntracedUse
+from sfumato.privacy.gradients.norms import Norms, lengths
 from sfumato.privacy.gradients.rounding import working
 from sfumato.privacy.gradients.tracing import RULES, Layer, Record, Tracked, see
 
@@ -74,9 +75,14 @@ class _Embedding(Layer):
 
 def _embedding(record: Record, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     def look_up(
-        input: Any, weight: Any, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False, sparse: bool = False,
-    ) -> Tensor:  # fmt: skip
+        input: Any,
+        weight: Any,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Tensor:
         if max_norm is not None or scale_grad_by_freq or not isinstance(weight, Tracked):
             raise UntracedUse("an embedding with max_norm or scale_grad_by_freq depends on the whole batch")
         record.expect_rows(weight.called, input)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sfumato.privacy.gradients.contribution import Dense, Length
+from sfumato.privacy.gradients.contribution import Dense
 from sfumato.privacy.gradients.errors import UntracedUse
+from sfumato.privacy.gradients.norms import Length
 from sfumato.privacy.gradients.product import Product
 from sfumato.privacy.gradients.rounding import working
 from sfumato.privacy.gradients.tracing import RULES, Layer, Record, Tracked, autocast_dtype, see_product

@@ -49,9 +49,15 @@ def _layer(record: Record, func: Callable[..., Any], args: tuple[Any, ...], kwar
 
 def _instance(record: Record, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     def normalise(
-        input: Any, running_mean: Any = None, running_var: Any = None, weight: Any = None, bias: Any = None,
-        use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
-    ) -> Tensor:  # fmt: skip
+        input: Any,
+        running_mean: Any = None,
+        running_var: Any = None,
+        weight: Any = None,
+        bias: Any = None,
+        use_input_stats: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
         if isinstance(input, Tracked) or (running_mean is not None and use_input_stats):
             raise UntracedUse("an instance normalisation that keeps running statistics mixes the batch")
         normal = functional.instance_norm(input, running_mean, running_var, None, None, use_input_stats, momentum, eps)

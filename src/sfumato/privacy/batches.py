@@ -1,0 +1,96 @@
+"""From coins, units and shards to the batches that a loss is evaluated on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from sfumato.privacy.events import SubsampledGaussian
+from sfumato.privacy.gradients.batch import Batch
+from sfumato.privacy.randomness import Randomness
+from sfumato.privacy.records import PrivateRecords
+from sfumato.privacy.sampling import Partition, Units
+from sfumato.privacy.state import PrivateState
+
+PROBED = 6
+"""Units in a batch of random images: few, because a leak through a mean over the batch shrinks with its size."""
+
+
+class Batches:
+    """Draws the batch of each step and fetches it in microbatches."""
+
+    def __init__(self, records: PrivateRecords, units: Units, randomness: Randomness, device: torch.device) -> None:
+        self._records = records
+        self._units = units
+        self._randomness = randomness
+        self._device = device
+        self._partitions: dict[int, Partition] = {}
+
+    def sample(self, event: SubsampledGaussian, index: int) -> np.ndarray:
+        """The units, or for a sharded event the shards, that are in the batch of this step."""
+        label = (event.name, index)
+        if event.shards is None:
+            return self._units.sample(self._randomness, event.sampling_rate, *label, device=str(self._device))
+        return self._randomness.coins(event.shards, event.sampling_rate, *label).numpy()
+
+    def fetch(
+        self,
+        event: SubsampledGaussian,
+        index: int,
+        chosen: np.ndarray,
+        *,
+        block: str,
+        draws: int,
+        state: PrivateState | None,
+        microbatch_size: int,
+    ) -> Iterator[Batch]:
+        """The batch in microbatches of units, or of whole shards; an empty batch is one microbatch without rows.
+
+        ``draws`` repeats each row with independent randomness; the weights average over the repetitions.
+        """
+        label, device = (event.name, index), self._device
+        if state is not None and state.shards != event.shards:
+            raise ValueError(f"state {state.name!r} belongs to other owners than {event.name!r} queries")
+        for owners, units, share in self._packed(event, chosen, microbatch_size):
+            table, weights = self._units.rows(units.flatten(), self._randomness, *label)
+            weights = (weights * share.reshape(-1, 1)).reshape(len(units), units.shape[1] * weights.shape[1])
+            rows = table.flatten()
+            images, labels = self._records._fetch(rows, device)
+            ids = torch.from_numpy(rows).to(device)
+            owner = ids if event.shards is None else torch.from_numpy(owners).to(device)
+            memory = None if state is None else state._read(owner, device)
+            if memory is not None and len(owner) < len(ids):
+                memory = memory.repeat_interleave(len(ids) // len(owner), 0)
+            number = torch.arange(draws, device=device).repeat(len(rows))
+            weight = torch.from_numpy(weights).to(images) / draws
+            if draws > 1:
+                images, labels, ids = (t.repeat_interleave(draws, 0) for t in (images, labels, ids))
+                memory = None if memory is None else memory.repeat_interleave(draws, 0)
+                weight = weight.repeat_interleave(draws, 1)
+            yield Batch(images, labels, self._randomness.draws(ids, number, *label, block), weight, memory, owner)
+
+    def random(self, draws: int, state: PrivateState | None, *label: str) -> Batch:
+        """A batch of random images, to test a loss or function on without touching a record."""
+        ids = torch.arange(PROBED * draws, device=self._device) // draws
+        number = torch.arange(len(ids), device=self._device) % draws
+        random = self._randomness.draws(ids, number, "probe", *label)
+        images = random.uniform("images", *self._records.shape)
+        weights = torch.full((PROBED, draws), 1.0 / draws, device=self._device, dtype=images.dtype)
+        memory = None if state is None else random.normal("state", *state.shape)
+        return Batch(images, ids % len(self._records.classes), random, weights, memory)
+
+    def _packed(
+        self, event: SubsampledGaussian, chosen: np.ndarray, microbatch_size: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Owners, their units as ``[owners, n]``, and each unit's weight in its owner's vector."""
+        if event.shards is not None:
+            if event.shards not in self._partitions:
+                shard_of = self._units.shard_of(self._randomness, event.shards)
+                self._partitions[event.shards] = Partition(shard_of, event.shards)
+            yield from self._partitions[event.shards].packs(chosen, microbatch_size)
+            return
+        for start in range(0, max(1, len(chosen)), microbatch_size):
+            units = chosen[start : start + microbatch_size]
+            yield units, units[:, None], np.ones((len(units), 1))

@@ -1,0 +1,197 @@
+"""One step of an event: its batch, and the queries about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.privacy.clipping import clipped_feature_sum
+from sfumato.privacy.events import SubsampledGaussian
+from sfumato.privacy.gradients import Batch, Clip, Loss, check, check_rows, check_shards, clipped_sum, groups_of
+from sfumato.privacy.gradients.group_terms import Terms
+from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
+from sfumato.privacy.gradients.shards import on_shards
+from sfumato.privacy.mechanism import ClippedSum, Query, with_noise
+from sfumato.privacy.state import PrivateState
+
+if TYPE_CHECKING:
+    from sfumato.privacy.curator import Curator
+
+Features = Callable[..., Tensor]
+"""``features(images, labels, random) -> [rows, ...]``: one vector per row, a function of that row alone."""
+
+_PIXELS = 1 << 24  # numbers in one microbatch of images
+_VECTORS = 256  # units in one microbatch of feature vectors, which may be long
+
+
+class Step:
+    """The batch of one step and the blocks of its event, each of which is answered at most once."""
+
+    def __init__(self, curator: Curator, event: SubsampledGaussian, index: int) -> None:
+        self.index = index
+        self._curator = curator
+        self._event = event
+        self._answered: set[str] = set()
+        self._over = False
+        self._batch = curator._batches.sample(event, index)
+
+    def noisy_gradient(
+        self,
+        block: str,
+        model: nn.Module,
+        loss: Loss,
+        *,
+        clip_norm: Clip,
+        draws: int = 1,
+        state: PrivateState | None = None,
+    ) -> NoisyGradient:
+        """The sum over the batch of each unit's clipped gradient, plus noise.
+
+        Args:
+            block: The planned block that this answers.
+            model: Its trainable parameters get the gradient.
+            loss: ``loss(model, images, labels, random[, state])``, one number per row.
+            clip_norm: One for the whole model, or one for each group of parameters, by the start of their names.
+            draws: A unit's loss is averaged over this many independent draws before the clip.
+            state: Private state that the loss may read.
+        """
+        groups = groups_of(model, clip_norm)
+        self._probe(block, draws, state, lambda batch: check(model, loss, batch, clip_norm))
+        totals: dict[str, Tensor] = {}
+        numbers = math.prod(self._curator.shape) * draws
+        for batch in self._batches(block, draws, state, max(1, _PIXELS // numbers)):
+            for name, part in clipped_sum(model, loss, batch, clip_norm).items():
+                totals[name] = totals[name] + part if name in totals else part
+        joined = [
+            (group or "all", torch.cat([totals[name].flatten() for name in names]), norm)
+            for group, (norm, names) in groups.items()
+        ]
+        names = [name for _, members in groups.values() for name in members]
+        sums = with_noise(joined, self._noise_multiplier(block))
+        return self._gradient(block, model, names, sums, {"query": "gradient", "draws": draws})
+
+    def noisy_terms(self, block: str, model: nn.Module, terms: Terms, *, draws: int = 1) -> NoisyGradient:
+        """The average of loss terms over several records, with noise for the movement that one unit can cause.
+
+        See :class:`~sfumato.privacy.gradients.group_terms.Grouped` and ``Coupled``.
+        """
+        if self._event.shards is not None:
+            raise ValueError(f"{self._event.name!r} queries shards; terms of several records need units")
+        self._probe(block, draws, None, lambda few: terms.check(model, few))
+        (whole,) = self._batches(block, draws, None, max(1, len(self._batch)))
+        totals = terms.total(model, whole)
+        joined = torch.cat([total.flatten() for total in totals.values()])
+        sums = with_noise([("all", joined, terms.bound)], self._noise_multiplier(block))
+        return self._gradient(block, model, list(totals), sums, {"query": "terms", "draws": draws})
+
+    def noisy_sum(
+        self,
+        block: str,
+        features: Features,
+        *,
+        clip_norm: float,
+        by_class: bool = False,
+        state: PrivateState | None = None,
+    ) -> Tensor:
+        """The sum over the batch of each unit's clipped feature vector, plus noise.
+
+        A unit's vector is the average over its rows. With ``by_class`` a row's features go into the slice of its
+        class, and the answer has a first dimension for the classes.
+        """
+        if not (math.isfinite(clip_norm) and clip_norm > 0):
+            raise ValueError(f"clip_norm must be a positive number, not {clip_norm}")
+        self._probe(block, 1, state, lambda batch: check_rows(features, batch))
+        classes = len(self._curator.classes) if by_class else None
+        total, shape = None, None
+        for batch in self._batches(block, 1, state, _VECTORS):
+            arguments = (batch.images, batch.labels, batch.random)
+            with torch.no_grad():
+                values = features(*arguments) if batch.state is None else features(*arguments, batch.state)
+            shape = tuple(values.shape[1:])
+            clipped = clipped_feature_sum(values.flatten(1), batch, clip_norm, classes)
+            total = clipped if total is None else total + clipped
+        if total is None or shape is None:
+            raise RuntimeError("a step without a batch")
+        shape = shape if classes is None else (classes, *shape)
+        sums = with_noise([("sum", total.flatten(), clip_norm)], self._noise_multiplier(block))
+        answer = self._answer(block, sums, {"query": "sum", "shape": shape})
+        return answer.view(shape).to(torch.get_default_dtype())
+
+    def update(self, state: PrivateState, function: Callable[..., Tensor]) -> None:
+        """``state = function(images, labels, random, state)`` for the batch's records, each from its own row alone.
+
+        For shards, ``state = function(images, labels, weights, random, state)`` with ``[shards, rows, ...]`` and
+        ``[shards, ...]`` for the state; padding rows have weight 0.
+        """
+        self._refuse_when_over()
+        name, size = f"update {state.name}", max(1, _PIXELS // math.prod(self._curator.shape))
+        if self._event.shards is not None:
+            self._probe(name, 3, state, lambda batch: check_shards(function, batch))
+            for batch in self._batches(name, 1, state, size):
+                if batch.owners is not None:
+                    state._write(batch.owners, on_shards(function, batch))
+            return
+        self._probe(name, 1, state, lambda batch: check_rows(function, batch))
+        for batch in self._batches(name, 1, state, size):
+            values = function(batch.images, batch.labels, batch.random, batch.state)
+            real = batch.weights.flatten() > 0
+            state._write(batch.random.rows[real], values[real])
+
+    def _gradient(
+        self, block: str, model: nn.Module, names: list[str], sums: tuple[ClippedSum, ...], public: dict[str, Any]
+    ) -> NoisyGradient:
+        own = dict(model.named_parameters())
+        answer = self._answer(block, sums, {**public, "shapes": {name: tuple(own[name].shape) for name in names}})
+        if len({own[name].dtype for name in names}) == 1:
+            answer = answer.to(own[names[0]].dtype)  # one cast of the whole is faster than one for each parameter
+        return NoisyGradient(model, tuple(names), answer)
+
+    def _noise_multiplier(self, block: str) -> float:
+        for planned in self._event.blocks:
+            if planned.name == block:
+                return planned.noise_multiplier
+        raise LookupError(
+            f"block {block!r} is not planned for {self._event.name!r}, which has {[b.name for b in self._event.blocks]}"
+        )
+
+    def _answer(self, block: str, sums: tuple[ClippedSum, ...], public: Mapping[str, Any]) -> Tensor:
+        """Charge the ledger if this is the step's first answer, then draw the noise."""
+        self._refuse_when_over()
+        if block in self._answered:
+            raise RuntimeError(f"block {block!r} was answered in this step; a second answer would need its own noise")
+        if not self._answered:
+            self._curator._charge(self._event)
+        self._answered.add(block)
+        return self._curator._release(Query(self._event.name, self.index, block, sums, public))
+
+    def _probe(self, what: str, draws: int, state: PrivateState | None, ask: Callable[[Batch], None]) -> None:
+        """Test once for each block that the method's function keeps its contract, on random images.
+
+        A refusal can therefore show nothing private.
+        """
+        curator, key = self._curator, (self._event.name, what)
+        if key not in curator._probed:
+            curator._probed.add(key)
+            ask(curator._batches.random(draws, state, *key))
+
+    def _refuse_when_over(self) -> None:
+        if self._over:
+            raise RuntimeError("this step is over; its batch can no longer be queried")
+
+    def _finish(self) -> None:
+        self._over = True
+
+    def _batches(self, block: str, draws: int, state: PrivateState | None, microbatch_size: int) -> Iterator[Batch]:
+        return self._curator._batches.fetch(
+            self._event,
+            self.index,
+            self._batch,
+            block=block,
+            draws=draws,
+            state=state,
+            microbatch_size=microbatch_size,
+        )
