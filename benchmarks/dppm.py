@@ -50,23 +50,30 @@ from sfumato.release.image_grid import grid
 SAMPLERS: tuple[dict[str, Any], ...] = (
     {},
     {"max_rejections": 0},
-    {"sampler": "heun", "levels": 9},
-    {"sampler": "heun", "levels": 36},
-    {"sampler": "hamiltonian", "levels": 20},
-    {"sampler": "hamiltonian", "levels": 40},
-    {"sampler": "hamiltonian", "levels": 20, "metropolis": False},
-    {"sampler": "hamiltonian", "levels": 20, "decay": -2.0},
-    {"sampler": "hamiltonian", "levels": 20, "kinetic": "rayleigh"},
-    {"sampler": "hamiltonian", "levels": 20, "kinetic": "uniform"},
-    {"smallest_level": 0.1},
-    {"smallest_level": 0.2},
-    {"smallest_level": 0.4},
-    {"largest_level": 40.0},
+    {"sampler": "heun", "sampling_steps": 9},
+    {"sampler": "heun", "sampling_steps": 36},
+    {"sampler": "hamiltonian", "sampling_steps": 20},
+    {"sampler": "hamiltonian", "sampling_steps": 40},
+    {"sampler": "hamiltonian", "sampling_steps": 20, "metropolis": False},
+    {"sampler": "hamiltonian", "sampling_steps": 20, "rho": -2.0},
+    {"sampler": "hamiltonian", "sampling_steps": 20, "momentum_distribution": "rayleigh"},
+    {"sampler": "hamiltonian", "sampling_steps": 20, "momentum_distribution": "uniform"},
+    {"sigma_min": 0.1},
+    {"sigma_min": 0.2},
+    {"sigma_min": 0.4},
+    {"sigma_max": 40.0},
 )
 
 TINY = {
-    "width": 8, "rate": 0.1, "steps": 10, "filter_steps": 10, "draws": 1, "levels": 4, "iterations": 5, "batch": 16,
-}  # fmt: skip
+    "width": 8,
+    "sampling_rate": 0.1,
+    "steps": 10,
+    "filter_steps": 10,
+    "draws": 1,
+    "sampling_steps": 4,
+    "iterations": 5,
+    "batch_size": 16,
+}
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ def judge(task: Task) -> list[dict[str, Any]]:
         "mode": task.mode,
         "data": task.data,
         "epsilon": task.epsilon,
-        "guarantee": release.card["guarantee"],
+        "guarantee": release.card.guarantee,
         "number": task.number,
         "settings": task.settings,
         "parameters": sum(p.numel() for p in release.model.parameters()),
@@ -177,7 +184,7 @@ def step(task: Task) -> list[dict[str, Any]]:
     torch.set_float32_matmul_precision("high")
     method, device = DPPM.configured(task.settings), torch.device(task.device)
     train, _ = task.collection()
-    units = 24 if task.tiny else round(method.rate * len(train.pixels))
+    units = 24 if task.tiny else round(method.sampling_rate * len(train.pixels))
     shape: tuple[int, int, int] = train.pixels.shape[1:]
     model = method.build(shape, len(train.classes)).to(device).generator
     if not isinstance(model, ScoreNetwork):
@@ -193,7 +200,7 @@ def step(task: Task) -> list[dict[str, Any]]:
             synchronise(task.device)
             start = time.perf_counter()
             if way == "private":
-                clipped_sum(model, method.loss, batch, method.clip)
+                clipped_sum(model, method.loss, batch, method.clip_norm)
             else:
                 method.loss(model, images, labels, draws).mean().backward()
                 model.zero_grad(set_to_none=True)

@@ -30,7 +30,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ from sfumato.evaluation.results import NOTICE
 from sfumato.experiments.papers.collection import DatasetLocator
 from sfumato.experiments.processes import stay_with_parent
 from sfumato.methods import Method, find
-from sfumato.privacy import Budget, NoGuarantee
+from sfumato.privacy import Budget, NoGuarantee, SubsampledGaussian
 from sfumato.release import Release
 from sfumato.release.image_grid import grid
 from sfumato.release.release import Density
@@ -175,7 +175,7 @@ def work(task: Task) -> dict[str, Any] | None:
     count = max(task.experiment.count(name) for name in task.experiment.protocols)
     looks, drawing = {}, {}
     for form, change in forms.items():
-        drawn = Release(replace(method, **change), release.model, card)
+        drawn = release.with_parameters(change)
         start = time.perf_counter()
         pixels, labels = drawn.sample(count, batch=5000, device=task.device)
         drawing[form] = time.perf_counter() - start
@@ -188,11 +188,13 @@ def work(task: Task) -> dict[str, Any] | None:
     return {
         **found,
         "case": task.case,
-        "card_epsilon": card["epsilon"],
-        "guarantee": card["guarantee"],
-        "variant": card["variant"],
-        "parameters": card["parameters"],
-        "noise_multiplier": next((e["noise_multiplier"] for e in reversed(card["events"]) if "blocks" in e), None),
+        "card_epsilon": card.epsilon,
+        "guarantee": card.guarantee,
+        "variant": card.variant,
+        "parameters": card.parameters,
+        "noise_multiplier": next(
+            (e.noise_multiplier for e in reversed(card.events) if isinstance(e, SubsampledGaussian)), None
+        ),
         "seconds": seconds,
         "drawing_seconds": drawing["as drawn"],
         "auroc": auroc(task, release),

@@ -20,7 +20,7 @@ from browser import PHONE, Browser
 from sfumato.data.digits import draw_digits
 
 IMAGES = Path(__file__).parent / "images"
-SETTINGS = ("features=1000", "iterations=500", "batch=100", "learning_rate=0.003", "length_scale=5")
+SETTINGS = ("features=1000", "iterations=500", "batch_size=100", "learning_rate=0.003", "length_scale=5")
 WINDOW = (960, 900)
 
 

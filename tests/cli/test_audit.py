@@ -40,7 +40,9 @@ def finished(tmp_path: Path) -> Path:
     private = PrivateRecords(digits.pixels, digits.labels, classes=digits.classes)
     folder = Run(tmp_path / "run")
     folder.begin({}, resume=False)
-    folder.finish(DPMERF(features=100, width=2, iterations=3, batch=20).fit(private, Budget(1.0, 1e-5), folder.ledger))
+    folder.finish(
+        DPMERF(features=100, width=2, iterations=3, batch_size=20).fit(private, Budget(1.0, 1e-5), folder.ledger)
+    )
     return tmp_path / "run"
 
 

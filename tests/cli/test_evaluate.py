@@ -10,8 +10,10 @@ import numpy as np
 import typer
 from typer.testing import CliRunner
 
+from release.cards import certified
 from sfumato.cli.evaluate import evaluate_command
 from sfumato.data.images import read
+from sfumato.release import SyntheticImages
 from sfumato.release.export import export
 
 app = typer.Typer()
@@ -30,8 +32,8 @@ def write(path: Path, count: int, seed: int) -> Path:
 def test_a_run_from_an_export_to_json(tmp_path: Path) -> None:
     real, test = (write(tmp_path / f"{name}.npz", 40, seed) for seed, name in enumerate(("train", "test")))
     source = read(write(tmp_path / "source.npz", 40, 2), infer_classes=True)
-    card = {"guarantee": "certified", "epsilon": 1.0, "delta": 1e-5, "unit": "image", "sentence": "Certified."}
-    export(source.pixels, source.labels, source.classes, tmp_path / "synthetic", format="npz", card=card)
+    card = certified(shape=source.pixels.shape[1:], classes=source.classes)
+    export(SyntheticImages(source.pixels, source.labels, card), tmp_path / "synthetic", format="npz")
     arguments = [str(tmp_path / "synthetic"), "--real", str(real), "--real-test", str(test), "--protocol", "sinkhorn"]
     arguments += ["--seeds", "1", "--device", "cpu", "--no-inception", "--no-cache"]
     arguments += ["--json", str(tmp_path / "out.json"), "--neighbours", str(tmp_path / "pairs.png")]

@@ -30,7 +30,7 @@ SMALL = [
     "--set",
     "iterations=5",
     "--set",
-    "batch=20",
+    "batch_size=20",
     "--set",
     "count_noise=5",
 ]

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from compatibility.record import summary
+from sfumato.methods.registry import load
 from sfumato.privacy import Ledger
 from sfumato.privacy.budget import budget_from_json
-from sfumato.release import Release
 from worst_case import worst_case_images
 
 FOLDER = Path(__file__).parent / "first_edition"
@@ -34,21 +34,20 @@ def close(found: dict[str, Any], expected: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("name", sorted(FINGERPRINTS))
 def test_an_old_release_and_its_ledger_load_and_sample(name: str) -> None:
-    release = Release.load(FOLDER / name / "release")
+    release = load(FOLDER / name / "release")
     images, labels = release.sample(8, seed=1, device="cpu")
     assert images.shape == (8, 1, 28, 28) and len(labels) == 8
     assert close(summary(images), FINGERPRINTS[name]["samples"])
     ledger = Ledger.read(FOLDER / name / "ledger.jsonl")
-    assert ledger.holds(
-        **{"length": release.card["ledger_head"]["length"], "digest": release.card["ledger_head"]["hash"]}
-    )
-    assert [event.to_json() for event in ledger.events()] == release.card["events"]
+    assert ledger.holds(**{"length": release.card.ledger_head.length, "digest": release.card.ledger_head.hash})
+    assert ledger.events() == release.card.events
+    assert release.card.to_json() == json.loads((FOLDER / name / "release" / "card.json").read_text())
 
 
 @pytest.mark.parametrize("name", sorted(FINGERPRINTS))
 def test_a_seeded_training_gives_the_same_tensors(name: str) -> None:
     expected = FINGERPRINTS[name]
-    method = Release.load(FOLDER / name / "release").method
+    method = load(FOLDER / name / "release").method
     torch.set_num_threads(1)
     release = method.fit(worst_case_images(), budget_from_json(expected["budget"]), seed=5, device="cpu")  # type: ignore[attr-defined]
     found = [summary(tensor.numpy()) for tensor in release.model.state_dict().values()]

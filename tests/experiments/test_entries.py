@@ -127,7 +127,7 @@ def test_a_substitute_stands_in_and_is_named(shelf: Path, tmp_path: Path) -> Non
     [row] = layout.rows
     assert row.found is not None and row.terms is not None
     assert row.found.remark == "CelebA-HQ, gender, 256×256 is not available; CelebA, gender, 128×128 stands in"
-    assert row.terms.data.name == "celeba-128-train.parquet" and row.cells[0].method.parameters()["code"] == 64
+    assert row.terms.data.name == "celeba-128-train.parquet" and row.cells[0].method.parameters()["latent_dim"] == 64
 
     own = f"celeba-hq-gender-256={shelf / 'celeba' / 'celeba-64-train.parquet'}"
     layout = lay_out(entry, shelf=DatasetLocator.of([str(shelf), own]), scale=scale, out=tmp_path, device="cpu")

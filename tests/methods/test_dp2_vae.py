@@ -23,7 +23,7 @@ from worst_case import worst_case_images
 
 @pytest.mark.parametrize(("epsilon", "noise"), [(10.0, 1.126), (1.0, 6.585)])
 def test_posteriors_cost_nothing(epsilon: float, noise: float) -> None:
-    plan = DP2VAE(rate=0.1, steps=300, prior_noise=0.0).plan(Budget(epsilon, 1e-5))
+    plan = DP2VAE(sampling_rate=0.1, steps=300, prior_noise=0.0).plan(Budget(epsilon, 1e-5))
     assert plan.event("training").noise_multiplier == pytest.approx(noise, rel=0.01)
     assert plan.to_json()["relation"] == "add or remove one unit"
 
@@ -31,14 +31,14 @@ def test_posteriors_cost_nothing(epsilon: float, noise: float) -> None:
 @pytest.mark.parametrize(("epsilon", "noise"), [(10.0, 1.72), (1.0, 12.9)])
 def test_a_shard_costs_the_same_whatever_its_size(epsilon: float, noise: float) -> None:
     for shards in (1000, 60_000):
-        plan = DP2VAE(variant="shard", rate=0.1, steps=300, shards=shards).plan(Budget(epsilon, 1e-5))
+        plan = DP2VAE(variant="shard", sampling_rate=0.1, steps=300, shards=shards).plan(Budget(epsilon, 1e-5))
         assert plan.event("training").noise_multiplier == pytest.approx(noise, rel=0.01)
         assert plan.to_json()["relation"] == "add, remove or replace one unit"
 
 
 def test_the_cost_of_shards_is_that_of_turning_a_vector_around() -> None:
     """Draws of the privacy loss between +C and -C know nothing of the accountant."""
-    plan = DP2VAE(variant="shard", rate=0.1, steps=30).plan(Budget(2.0, 1e-2))
+    plan = DP2VAE(variant="shard", sampling_rate=0.1, steps=30).plan(Budget(2.0, 1e-2))
     losses = ledger_losses(plan.events, 100_000, np.random.default_rng(0))
     assert np.maximum(0.0, 1.0 - np.exp(plan.epsilon - losses)).mean() == pytest.approx(1e-2, rel=0.06)
     assert not accountant_check(plan.events, delta=1e-2, draws=20_000, seed=0).flagged
@@ -52,10 +52,10 @@ def test_canaries_find_nothing_in_shards() -> None:
 
 def test_the_card_of_a_shard_run_says_how_it_was_counted() -> None:
     card = DP2VAE.small("shard").fit(worst_case_images(), Budget(3.0, 1e-5)).card
-    assert card["relation"] == "add, remove or replace one unit" and card["guarantee"] == "certified"
-    assert "2 shards" in card["sampler"]
+    assert card.relation == "add, remove or replace one unit" and card.guarantee == "certified"
+    assert "2 shards" in card.sampler
     record = DP2VAE.small().fit(worst_case_images(), Budget(3.0, 1e-5)).card
-    assert record["relation"] == "add or remove one unit" and "each unit" in record["sampler"]
+    assert record.relation == "add or remove one unit" and "each unit" in record.sampler
 
 
 def test_one_record_turns_its_shard_around() -> None:
@@ -67,7 +67,7 @@ def test_one_record_turns_its_shard_around() -> None:
 
 @pytest.mark.parametrize("start", ["random", "encoder"])
 def test_other_starts_belong_to_their_record_too(start: str) -> None:
-    method = replace(DP2VAE.small(), start=start, clip=1e-3, encoder_clip=1e-3)
+    method = replace(DP2VAE.small(), posterior_init=start, clip_norm=1e-3, encoder_clip_norm=1e-3)
     result = replay(method, worst_case_images(), budget=Budget(3.0, 1e-5), pairs=3)
     assert not result.findings
     assert ("encoder / gradient" in result.movement) == (start == "encoder")
@@ -83,7 +83,12 @@ def witness() -> PrivateRecords:
 
 
 def published(**changes: object) -> Replay:
-    settings: dict[str, object] = {"encoders": 1, "iterations": 10, "published_rate": 0.2, "claimed_epsilon": 10.0}
+    settings: dict[str, object] = {
+        "encoders": 1,
+        "iterations": 10,
+        "published_learning_rate": 0.2,
+        "claimed_epsilon": 10.0,
+    }
     settings |= changes
     method = replace(DP2VAE.small("published"), **settings)  # type: ignore[arg-type]
     return replay(method, witness(), budget=NoGuarantee(), units=[59])
@@ -91,14 +96,14 @@ def published(**changes: object) -> Replay:
 
 @pytest.mark.parametrize("pretraining", [0, 20])
 def test_a_shared_encoder_moves_far_more_than_the_paper_claims(pretraining: int) -> None:
-    result = published(pretraining=pretraining)
+    result = published(pretraining_steps=pretraining)
     assert result.movement["decoder / decoder"] > 5
     assert [finding.rule for finding in result.findings if "claimed" in finding.detail] == ["movement"]
 
 
 def test_an_encoder_that_saw_nobody_moves_what_is_claimed() -> None:
     """The sound control through the same door: encoders random and frozen, everything else the same."""
-    result = published(pretraining=0, train_encoders=False)
+    result = published(pretraining_steps=0, train_encoders=False)
     assert result.movement["decoder / decoder"] <= 1
     assert not result.findings
 
@@ -106,8 +111,8 @@ def test_an_encoder_that_saw_nobody_moves_what_is_claimed() -> None:
 def test_the_published_variant_promises_nothing() -> None:
     # All encoders go as one stack; most subsets of sixty records are empty.
     release = replace(DP2VAE.small("published"), encoders=300).fit(worst_case_images(), NoGuarantee())
-    assert release.card["guarantee"] == "no guarantee" and release.card["epsilon"] is None
-    assert release.card["claim"]["epsilon"] == 1.0
+    assert release.card.guarantee == "no guarantee" and release.card.epsilon is None
+    assert release.card.claim.epsilon == 1.0
     with pytest.raises(PermissionError):
         DP2VAE.small("published").fit(worst_case_images(), Budget(3.0, 1e-5))
 
@@ -145,9 +150,17 @@ def test_a_prior_is_learned_where_enough_is_known() -> None:
 def test_it_learns_what_the_classes_look_like(variant: str, steps: int, right: float) -> None:
     pixels, labels = squares(600)
     method = DP2VAE(
-        variant=variant, rate=0.2, steps=steps, code=4, width=4, draws=1, inner_steps=3, learning_rate=0.02,
-        shards=400, averaging=0.8,
-    )  # fmt: skip
+        variant=variant,
+        sampling_rate=0.2,
+        steps=steps,
+        latent_dim=4,
+        width=4,
+        draws=1,
+        inner_steps=3,
+        learning_rate=0.02,
+        shards=400,
+        ema_decay=0.8,
+    )
     release = method.fit(PrivateImages.from_arrays(pixels, labels, classes=2), Budget(40.0, 1e-5), seed=2)
     images, drawn = release.sample(200, seed=1)
     above = images[:, 0, :8].mean((1, 2)) > images[:, 0, 8:].mean((1, 2))
@@ -156,4 +169,4 @@ def test_it_learns_what_the_classes_look_like(variant: str, steps: int, right: f
 
 def test_a_start_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="zero, random, encoder"):
-        DP2VAE(start="elsewhere")
+        DP2VAE(posterior_init="elsewhere")

@@ -12,13 +12,13 @@ from sfumato.audit.replay import replay
 from sfumato.data import PrivateImages
 from sfumato.evaluation.density import out_of_distribution_auroc
 from sfumato.methods.dp_lflow import DPLFlow, LatentFlow, sharpened
+from sfumato.methods.registry import load
 from sfumato.privacy import Budget, BudgetExceeded
 from sfumato.privacy.gradients import PerClass
-from sfumato.release import Release
 from squares import squares
 from worst_case import worst_case_images
 
-PAPER = DPLFlow(rate=0.1, steps=300)
+PAPER = DPLFlow(sampling_rate=0.1, steps=300)
 
 
 @pytest.mark.parametrize(("epsilon", "noise"), [(10.0, 1.126), (1.0, 6.585)])
@@ -55,11 +55,11 @@ def test_noise_on_the_code_belongs_to_its_record() -> None:
 
 
 def test_the_claim_is_struck_through_on_the_card(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    method = replace(DPLFlow.small("published"), claimed_epsilon=10.0, rate=0.1, steps=300)
+    method = replace(DPLFlow.small("published"), claimed_epsilon=10.0, sampling_rate=0.1, steps=300)
     random = np.random.default_rng(0)
     private = PrivateImages.from_arrays(random.integers(0, 256, (3, 8, 8), dtype=np.uint8), np.arange(3) % 2, classes=2)
     release = method.fit(private, Budget(20.0, 1e-5))
-    assert release.card["guarantee"] == "certified" and 15.6 < release.card["epsilon"] < 16.5
+    assert release.card.guarantee == "certified" and 15.6 < release.card.epsilon < 16.5
     release.save(tmp_path / "release")
     assert "<s>ε = 10 at δ = 1e-05</s>" in (tmp_path / "release" / "card.html").read_text()
 
@@ -74,9 +74,19 @@ def test_a_record_moves_its_own_class_only() -> None:
 def test_it_learns_what_the_classes_look_like_and_how_likely_an_image_is(variant: str, right: float) -> None:
     pixels, labels = squares(1000)
     method = DPLFlow(
-        variant=variant, rate=0.1, steps=100, code=4, width=4, couplings=4, hidden=16, reconstruction=1e4,
-        learning_rate_autoencoder=0.02, learning_rate_flow=0.02, averaging=0.8, filter_steps=0,
-    )  # fmt: skip
+        variant=variant,
+        sampling_rate=0.1,
+        steps=100,
+        latent_dim=4,
+        width=4,
+        couplings=4,
+        hidden=16,
+        reconstruction_weight=1e4,
+        autoencoder_learning_rate=0.02,
+        flow_learning_rate=0.02,
+        ema_decay=0.8,
+        filter_steps=0,
+    )
     release = method.fit(PrivateImages.from_arrays(pixels, labels, classes=2), Budget(300.0, 1e-5), seed=2)
     images, drawn = release.sample(200, seed=1)
     above = images[:, 0, :8].mean((1, 2)) > images[:, 0, 8:].mean((1, 2))
@@ -92,7 +102,7 @@ def test_the_density_is_the_flows_and_survives_saving(tmp_path) -> None:  # type
     release = DPLFlow.small().fit(worst_case_images(), Budget(3.0, 1e-5))
     release.save(tmp_path / "release")
     images = np.random.default_rng(0).integers(0, 256, (6, 1, 28, 28), dtype=np.uint8)
-    found = Release.load(tmp_path / "release").density(images, batch=4)
+    found = load(tmp_path / "release").density(images, batch=4)
     own = release.model.generator[2]
     code = own.autoencoder.encode(torch.tensor(images).float() / 255)
     assert np.allclose(found[:, 2], own.flow.log_density(code).numpy(), atol=1e-4)
@@ -102,9 +112,9 @@ def test_the_density_is_the_flows_and_survives_saving(tmp_path) -> None:  # type
 
 def test_large_colour_images_run() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (4, 3, 256, 256), dtype=np.uint8)
-    method = replace(DPLFlow.small(), rate=0.5)
+    method = replace(DPLFlow.small(), sampling_rate=0.5)
     release = method.fit(PrivateImages.from_arrays(pixels, np.arange(4) % 2, classes=2), Budget(3.0, 1e-5))
-    assert release.sample(2)[0].shape == (2, 3, 256, 256)
+    assert release.sample(2).images.shape == (2, 3, 256, 256)
 
 
 def test_sharpening_keeps_flat_images_and_steepens_edges() -> None:

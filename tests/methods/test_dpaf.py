@@ -34,7 +34,7 @@ def bars(count: int = 40, size: int = 16) -> PrivateRecords:
 def test_the_split_moves_noise_between_the_blocks_and_leaves_their_sum() -> None:
     """1/σ² = 1/σ_a² + 1/σ_g², whatever the split: the two blocks share a batch and are one event."""
     share = 0.2
-    method = DPAF(gradient_share=share, rate=0.02, steps=1000)
+    method = DPAF(gradient_share=share, sampling_rate=0.02, steps=1000)
     (event,) = method.plan(Budget(10.0, 1e-5)).events
     aggregate, gradient = event.blocks
     assert event.noise_multiplier == pytest.approx(0.677, abs=0.003)  # joint .68 at this rate and number of steps
@@ -74,7 +74,16 @@ def test_the_aggregate_averages_answers_and_forgets_when_told() -> None:
 
 def test_it_learns_which_way_the_bars_lie() -> None:
     method = DPAF(
-        width=4, maps=4, taps=2, coarse=8, pairs=0, code=8, generator_width=4, iterations=100, fakes=16, split="C1-C1-x"
+        width=4,
+        feature_maps=4,
+        feature_layers=2,
+        thumbnail_size=8,
+        second_moment_size=0,
+        latent_dim=8,
+        generator_width=4,
+        iterations=100,
+        fakes_per_class=16,
+        split="C1-C1-x",
     )
     release = method.fit(bars(300), Budget(50.0, 1e-5), seed=0)
     images, labels = release.sample(200)
@@ -82,7 +91,7 @@ def test_it_learns_which_way_the_bars_lie() -> None:
     # Along an upright bar the columns differ and the rows do not.
     lying = across.mean(2).std(1) > across.mean(1).std(1)
     assert float((lying == (labels == 1)).mean()) > 0.9
-    assert release.card["class_counts"] == pytest.approx([150, 150], abs=20)
+    assert release.card.class_counts == pytest.approx([150, 150], abs=20)
 
 
 def test_a_records_gradient_is_its_own_pull() -> None:
@@ -99,12 +108,18 @@ def test_a_records_gradient_is_its_own_pull() -> None:
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"conv1": "pretrained", "classifier_steps": 2, "classifier_rate": 0.6},
+        {"conv1": "pretrained", "classifier_steps": 2, "classifier_sampling_rate": 0.6},
         {"conv1": "separate", "compression": 0.9},
         {"conv1": "joint", "compression": 0.2, "quantise": True},
-        {"matching": 0.0, "activation": "tanh", "split": "C1-C2-x"},
-        {"adversarial": 0.0, "asymmetry": 2, "critic": 2, "decay": 0.5, "label_plane": False},
-        {"gradient_share": 0.0, "adversarial": 0.0, "rate": 1.0, "steps": 1},
+        {"matching_weight": 0.0, "activation": "tanh", "split": "C1-C2-x"},
+        {
+            "adversarial_weight": 0.0,
+            "asymmetry": 2,
+            "discriminator_steps": 2,
+            "aggregate_decay": 0.5,
+            "label_plane": False,
+        },
+        {"gradient_share": 0.0, "adversarial_weight": 0.0, "sampling_rate": 1.0, "steps": 1},
     ],
 )
 def test_replay_finds_nothing_whatever_the_knobs(knobs: dict[str, object]) -> None:
@@ -121,17 +136,24 @@ def test_public_images_are_a_start(transfer: str, tmp_path: Path) -> None:
         tmp_path / "public.npz", images=random.integers(0, 256, (12, 12, 12), dtype=np.uint8), labels=np.arange(12) % 3
     )
     method = replace(DPAF.small(), public=str(tmp_path / "public.npz"), transfer=transfer, iterations=1)
-    assert method.fit(bars(12), BUDGET).sample(3)[0].shape == (3, 1, 16, 16)
+    assert method.fit(bars(12), BUDGET).sample(3).images.shape == (3, 1, 16, 16)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"split": "C2-C2"}, {"activation": "relu"}, {"conv1": "frozen"}, {"transfer": "all"}, {"gradient_share": 1.0},
-        {"matching": 0.0}, {"decay": 0.0}, {"critic": 0}, {"conv1": "joint"},
+        {"split": "C2-C2"},
+        {"activation": "relu"},
+        {"conv1": "frozen"},
+        {"transfer": "all"},
+        {"gradient_share": 1.0},
+        {"matching_weight": 0.0},
+        {"aggregate_decay": 0.0},
+        {"discriminator_steps": 0},
+        {"conv1": "joint"},
         {"split": "C2-x-C1", "gradient_share": 0.5},
     ],
-)  # fmt: skip
+)
 def test_wrong_parameters_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"must|split|weights|needs|no conv2|at least"):
         DPAF(**wrong)  # type: ignore[arg-type]
@@ -145,8 +167,8 @@ def test_the_published_form_needs_raw_records_and_says_so() -> None:
     with pytest.raises(PermissionError, match="NoGuarantee"):
         method.fit(bars(), BUDGET)
     release = method.fit(bars(), NoGuarantee(), seed=0)
-    assert release.card["guarantee"] == "no guarantee" and release.card["claim"]["epsilon"] == 10
-    assert release.sample(3)[0].shape == (3, 1, 16, 16)
+    assert release.card.guarantee == "no guarantee" and release.card.claim.epsilon == 10
+    assert release.sample(3).images.shape == (3, 1, 16, 16)
 
 
 def test_replay_finds_the_published_gradients_move_more_than_five_times_the_claim() -> None:

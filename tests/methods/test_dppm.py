@@ -160,7 +160,7 @@ def test_the_expected_gradient_does_not_depend_on_the_response() -> None:
 
 @pytest.mark.parametrize("response", [0.0, 1.0])
 def test_the_sliced_objective_passes_replay(response: float) -> None:
-    method = replace(DPPM.small(), objective="sliced", response=response, filter_steps=0, covariance_noise=0.0)
+    method = replace(DPPM.small(), objective="sliced", response_epsilon=response, filter_steps=0, covariance_noise=0.0)
     result = replay(method, digits(), budget=BUDGET, pairs=2)
     assert not result.findings and result.pairs == 2 and result.vacuous() == []
 
@@ -184,19 +184,21 @@ def test_sliced_loss_is_the_formula() -> None:
 
 
 def test_the_start_knows_means_and_counts_and_covariances() -> None:
-    method = replace(DPPM.small(), rate=0.5, mean_size=1.0, spread=0.9, frequencies=6, learning_rate=0.0)
+    method = replace(
+        DPPM.small(), sampling_rate=0.5, mean_clip_rms=1.0, sigma_data=0.9, frequencies=6, learning_rate=0.0
+    )
     release = method.fit(digits(200), Budget(300.0, 1e-5), seed=0)
     gaussians = release.model.generator.gaussians
     upright, lying = (gaussians.means[:, 0] + 1) / 2
     assert float(upright[:, 5:7].mean()) > 0.7 > 0.5 > float(upright[2:10, :3].mean())
     assert float(lying[5:7].mean()) > 0.7
-    assert release.card["class_counts"] == pytest.approx([100, 100], abs=15)
+    assert release.card.class_counts == pytest.approx([100, 100], abs=15)
     # The bars do not move; all that varies is a little noise in the background.
-    assert float(gaussians.variances.max()) < 0.2 < method.spread**2
+    assert float(gaussians.variances.max()) < 0.2 < method.sigma_data**2
 
 
 def test_the_judge_tells_upright_from_lying_and_sends_back_what_it_doubts() -> None:
-    method = replace(DPPM.small(), rate=0.5, filter_steps=20, max_rejections=5)
+    method = replace(DPPM.small(), sampling_rate=0.5, filter_steps=20, max_rejections=5)
     release = method.fit(digits(200), Budget(100.0, 1e-5), seed=0)
     judge = release.model.judge
     images, labels = torch.as_tensor(digits()._pixels).float() / 255, torch.as_tensor(digits()._labels)
@@ -211,7 +213,7 @@ def test_the_judge_tells_upright_from_lying_and_sends_back_what_it_doubts() -> N
 
 def test_training_lowers_the_loss_and_the_average_follows() -> None:
     options = {"filter_steps": 0, "covariance_noise": 0.0, "mean_noise": 1000.0}
-    method = replace(DPPM.small(), steps=40, learning_rate=0.01, clip=0.1, average=0.8, **options)  # type: ignore[arg-type]
+    method = replace(DPPM.small(), steps=40, learning_rate=0.01, clip_norm=0.1, ema_decay=0.8, **options)  # type: ignore[arg-type]
     images, labels = (torch.as_tensor(a) for a in (digits()._pixels, digits()._labels))
     clean = 2.0 * images.float() / 255 - 1
     trained = method.fit(digits(), Budget(1000.0, 1e-5), seed=0).model
@@ -231,34 +233,49 @@ def test_training_lowers_the_loss_and_the_average_follows() -> None:
 def test_half_precision_keeps_the_clip() -> None:
     """Autocast runs inside the loss, where the engine sees it and leaves the room that bfloat16 needs."""
     torch.manual_seed(8)
-    method = replace(DPPM.small(), half_precision=True, clip=0.02)
+    method = replace(DPPM.small(), bfloat16=True, clip_norm=0.02)
     model = method.build((1, 12, 12), 2).generator
     images, labels = torch.as_tensor(digits()._pixels).float() / 255, torch.as_tensor(digits()._labels)
     ids = torch.arange(16) // 2
     draws = Randomness(0).draws(ids, torch.arange(16) % 2, "test")
     batch = Batch(images[ids], labels[ids], draws, torch.full((8, 2), 0.5))
-    whole = clipped_sum(model, method.loss, batch, method.clip)
+    whole = clipped_sum(model, method.loss, batch, method.clip_norm)
     for unit in range(8):
-        rest = clipped_sum(model, method.loss, batch.select((torch.arange(8) != unit).nonzero()[:, 0]), method.clip)
+        rest = clipped_sum(
+            model, method.loss, batch.select((torch.arange(8) != unit).nonzero()[:, 0]), method.clip_norm
+        )
         moved = math.sqrt(sum(float((whole[name] - rest[name]).square().sum()) for name in whole))
-        assert 0.9 * method.clip < moved <= method.clip
-    exact = clipped_sum(model, replace(method, half_precision=False).loss, batch, method.clip)
+        assert 0.9 * method.clip_norm < moved <= method.clip_norm
+    exact = clipped_sum(model, replace(method, bfloat16=False).loss, batch, method.clip_norm)
     assert any(not torch.equal(whole[name], exact[name]) for name in whole)
 
 
 def test_any_batch_size_and_both_samplers() -> None:
     release = DPPM.small().fit(digits(), BUDGET, seed=0)
-    for options in ({}, {"sampler": "heun"}, {"kinetic": "uniform", "metropolis": False}, {"levels": 1}):
+    for options in (
+        {},
+        {"sampler": "heun"},
+        {"momentum_distribution": "uniform", "metropolis": False},
+        {"sampling_steps": 1},
+    ):
         release.method = replace(DPPM.small(), **options)  # type: ignore[arg-type]
-        assert release.sample(7, batch=3)[0].shape == (7, 1, 12, 12)
+        assert release.sample(7, batch=3).images.shape == (7, 1, 12, 12)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"objective": "flow"}, {"sampler": "euler"}, {"kinetic": "cauchy"}, {"response": 1.0}, {"neighbours": 1},
-              {"decay": 0.0},              {"smallest_level": 20.0}]
-)  # fmt: skip
+    "wrong",
+    [
+        {"objective": "flow"},
+        {"sampler": "euler"},
+        {"momentum_distribution": "cauchy"},
+        {"response_epsilon": 1.0},
+        {"neighbours": 1},
+        {"rho": 0.0},
+        {"sigma_min": 20.0},
+    ],
+)
 def test_wrong_parameters_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"must be one of|response|level"):
+    with pytest.raises(ValueError, match=r"must be one of|response|rho|sigma_min"):
         DPPM(**wrong)  # type: ignore[arg-type]
 
 
@@ -270,9 +287,9 @@ def test_the_published_form_needs_raw_records_and_says_so() -> None:
     with pytest.raises(PermissionError, match="NoGuarantee"):
         method.fit(digits(), BUDGET)
     release = method.fit(digits(), NoGuarantee(), seed=0)
-    assert release.card["guarantee"] == "no guarantee"
+    assert release.card.guarantee == "no guarantee"
     assert all(torch.isfinite(tensor).all() for tensor in release.model.state_dict().values())
-    assert release.sample(5)[0].shape == (5, 1, 12, 12)
+    assert release.sample(5).images.shape == (5, 1, 12, 12)
 
 
 def test_replay_flags_the_published_form() -> None:

@@ -62,9 +62,19 @@ def test_rows_that_only_fill_up_teach_nothing() -> None:
 def test_it_learns_what_the_classes_look_like() -> None:
     pixels, labels = squares(200)
     method = GSWGAN(
-        rate=0.5, steps=15, shards=20, fakes=8, warm_start=3, critic_width=2, critic_steps=3,
-        critic_rate=0.01, code=4, width=4, learning_rate=0.02, averaging=0.5,
-    )  # fmt: skip
+        sampling_rate=0.5,
+        steps=15,
+        shards=20,
+        fakes=8,
+        warm_start_rounds=3,
+        critic_width=2,
+        critic_steps=3,
+        critic_learning_rate=0.01,
+        latent_dim=4,
+        width=4,
+        learning_rate=0.02,
+        ema_decay=0.5,
+    )
     release = method.fit(PrivateImages.from_arrays(pixels, labels, classes=2), NoGuarantee(), seed=2)
     images, drawn = release.sample(200, seed=1)
     above = images[:, 0, :8].mean((1, 2)) > images[:, 0, 8:].mean((1, 2))
@@ -73,4 +83,4 @@ def test_it_learns_what_the_classes_look_like() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="warm_start at least 0"):
-        GSWGAN(warm_start=-1)
+        GSWGAN(warm_start_rounds=-1)

@@ -66,7 +66,7 @@ def test_unknown_parts_are_refused() -> None:
 
 def test_every_record_of_a_coupled_batch_can_be_turned_by_one() -> None:
     """Batches of two: the other record's vector turns, and the bound of 3·C ÷ 2 is reached."""
-    method = replace(PRIVAE.small("micro-aggregation"), rate=0.05, steps=25, batch=2, hidden=1)
+    method = replace(PRIVAE.small("micro-aggregation"), sampling_rate=0.05, steps=25, batch_size=2, hidden=1)
     result = replay(method, worst_case_images(), budget=Budget(30.0, 1e-5), units=range(53, 58))
     assert result.findings == []
     assert result.movement["training / gradient"] > 0.9
@@ -145,7 +145,7 @@ def test_sparsity_knows_its_extremes() -> None:
 
 
 def test_the_likelihood_is_the_marginal_of_a_model_that_ignores_its_code() -> None:
-    method = PRIVAE(code=2, hidden=3, prior="normal")
+    method = PRIVAE(latent_dim=2, hidden=3, prior="normal")
     model = VariationalAutoencoder((1, 2, 2), 1, code=2, hidden=3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -167,9 +167,20 @@ def arms(count: int) -> PrivateRecords:
 def test_the_divergence_sends_heaps_to_the_corners() -> None:
     private = arms(400)
     method = PRIVAE(
-        rate=0.5, steps=60, prior="corners", divergence="kl", alpha=3.0, beta=0.0, likelihood="normal", deviation=0.1,
-        code=2, hidden=16, depth=2, learning_rate=0.03, count_noise=20.0,
-    )  # fmt: skip
+        sampling_rate=0.5,
+        steps=60,
+        prior="corners",
+        divergence="kl",
+        alpha=3.0,
+        beta=0.0,
+        likelihood="normal",
+        pixel_std=0.1,
+        latent_dim=2,
+        hidden=16,
+        depth=2,
+        learning_rate=0.03,
+        count_noise=20.0,
+    )
     apart = []
     for alpha in (3.0, 0.0):
         model = replace(method, alpha=alpha).fit(private, Budget(100.0, 1e-5), seed=1).model

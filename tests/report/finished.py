@@ -13,8 +13,8 @@ from sfumato.data.digits import draw_digits
 from sfumato.evaluation.evaluate import evaluate
 from sfumato.evaluation.memorisation import nearest_neighbours, write_view
 from sfumato.methods import DPMERF
+from sfumato.methods.registry import load
 from sfumato.privacy import Budget
-from sfumato.release import Release
 from sfumato.training.run_folder import Run
 
 TRAIN, TEST = draw_digits(317, seed=1), draw_digits(90, seed=2)
@@ -31,14 +31,12 @@ def finished_run(folder: Path, *, epsilon: float = 5.0, unit: str = "image") -> 
 
 def evaluated(run: Run) -> dict[str, Any]:
     """Put an evaluation, the picture of neighbours and a cost into ``internal/``."""
-    release = Release.load(run.release)
-    pixels, labels = release.sample(80, seed=0)
-    guarantee = {key: release.card[key] for key in ("guarantee", "epsilon", "delta", "unit")}
-    synthetic = Images(pixels, labels, release.classes)
-    result = evaluate(synthetic, TRAIN, TEST, data="drawn digits", seeds=[0], with_inception=False, guarantee=guarantee)
+    release = load(run.release)
+    drawn = release.sample(80, seed=0)
+    result = evaluate(drawn, TRAIN, TEST, data="drawn digits", seeds=[0], with_inception=False)
     (run.internal / "evaluation.json").write_text(json.dumps(result))
-    found = nearest_neighbours(pixels, TRAIN.pixels, TEST.pixels)
-    write_view(run.internal / "neighbours.png", found, synthetic=pixels, real_train=TRAIN.pixels)
+    found = nearest_neighbours(drawn.images, TRAIN.pixels, TEST.pixels)
+    write_view(run.internal / "neighbours.png", found, synthetic=drawn.images, real_train=TRAIN.pixels)
     cost = {"seconds": 1.5, "peak_memory": 2**28, "device": "cpu", "threads": 1, "resumed": False}
     (run.internal / "cost.json").write_text(json.dumps(cost))
     return result

@@ -27,7 +27,7 @@ from sfumato.privacy.accounting import epsilon
 from sfumato.report.scan import scan
 from sfumato.training.run_folder import Run
 
-SMALL = ["features=64", "width=2", "iterations=60", "batch=20", "count_noise=5"]
+SMALL = ["features=64", "width=2", "iterations=60", "batch_size=20", "count_noise=5"]
 
 
 def words(folder: Path) -> list[str]:

@@ -17,8 +17,8 @@ from browser import DESKTOP, PHONE, Browser
 from report.finished import TRAIN, evaluated, finished_run
 from sfumato.data import PrivateImages
 from sfumato.methods import DPMERF
+from sfumato.methods.registry import load
 from sfumato.privacy import Budget
-from sfumato.release import Release
 from sfumato.report.folder import RunFolder
 from sfumato.report.internal import internal_page
 from sfumato.report.odds import most_recognised, percent_up
@@ -40,7 +40,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = [RunFolder(run.folder) for run in runs]
     seeded = DPMERF.small().fit(PrivateImages.from_images(TRAIN), Budget(2.0, 1e-5), seed=0)
     texts = {
-        "public": public_page(Release.load(runs[0].release)),
+        "public": public_page(load(runs[0].release)),
         "no guarantee": public_page(seeded),
         "internal": internal_page(folders[:1]),
         "several": internal_page(folders),

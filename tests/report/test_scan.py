@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from report.finished import TRAIN, evaluated, finished_run
 from sfumato.cli.main import main
-from sfumato.release import Release
+from sfumato.methods.registry import load
 from sfumato.release.image_grid import data_address
 from sfumato.report.public import public_page
 from sfumato.report.scan import scan
@@ -26,7 +26,7 @@ from sfumato.report.scan import scan
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = finished_run(tmp_path_factory.mktemp("scan") / "run")
     evaluated(run)
-    (run.folder / "public.html").write_text(public_page(Release.load(run.release)))
+    (run.folder / "public.html").write_text(public_page(load(run.release)))
     return run.folder
 
 
@@ -75,7 +75,7 @@ def test_a_page_maker_that_reads_too_much_is_caught(run: Path, monkeypatch: pyte
     from sfumato.report.odds import meaning
 
     monkeypatch.setattr(public, "meaning", lambda card: meaning(card) + f"<p>From {len(TRAIN.labels)} images.</p>")
-    leaking = public_page(Release.load(run / "release"))
+    leaking = public_page(load(run / "release"))
     findings = scan(run, page=leaking)
     assert [finding.where for finding in findings] == ["public.html"]
     assert "stands in internal/evaluation.json, counts.real_train" in findings[0].what

@@ -40,9 +40,17 @@ def test_a_generator_at_the_ends_of_its_range_learns_again(rescued: bool, monkey
     """All its pixels turn white on the way; without the rescue they stay so."""
     pixels, labels = squares(200)
     method = DPAF(
-        width=4, maps=8, taps=1, coarse=4, pairs=0, code=4, generator_width=4, iterations=120, fakes=8,
+        width=4,
+        feature_maps=8,
+        feature_layers=1,
+        thumbnail_size=4,
+        second_moment_size=0,
+        latent_dim=4,
+        generator_width=4,
+        iterations=120,
+        fakes_per_class=8,
         learning_rate=0.01,
-    )  # fmt: skip
+    )
     calls = 0
     needed = DivergenceGuard.needed
 

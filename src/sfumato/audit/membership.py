@@ -115,7 +115,7 @@ def likelihood(release: Release, images: np.ndarray, labels: np.ndarray) -> np.n
     """The released model's log-density of each image under its own label."""
     density = getattr(release.method, "density", None)
     if density is None:
-        raise ValueError(f"{release.card['method']} has no density; the likelihood attack does not apply")
+        raise ValueError(f"{release.card.method} has no density; the likelihood attack does not apply")
     with torch.no_grad():
         pixels = torch.from_numpy(images).to(torch.get_default_dtype()) / 255
         values = torch.cat([density(release.model.cpu(), part) for part in torch.split(pixels, 256)])

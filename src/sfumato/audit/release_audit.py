@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,10 +18,10 @@ from sfumato.audit.replay import replay
 from sfumato.audit.worst_case import worst_case_images
 from sfumato.files import write_file, write_json
 from sfumato.methods.base import Method
-from sfumato.privacy import Budget, BudgetExceeded, Ledger
+from sfumato.methods.registry import find, load
+from sfumato.privacy import Budget, BudgetExceeded, Event, Ledger
 from sfumato.privacy.accounting import epsilon
-from sfumato.privacy.events import event_from_json
-from sfumato.release.card import rounded_up
+from sfumato.release.card import Card, rounded_up
 from sfumato.release.release import Release
 
 Images = tuple[np.ndarray, np.ndarray]
@@ -44,20 +45,20 @@ def audit_release(
     """
     path = Path(path)
     folder = path / "release" if (path / "release").is_dir() else path
-    release = Release.load(folder)
+    release = load(folder)
     card = release.card
     audit: dict[str, Any] = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "method": card["method"],
-        "variant": card["variant"],
-        "printed": card["epsilon"],
-        "delta": card["delta"],
+        "method": card.method,
+        "variant": card.variant,
+        "printed": card.epsilon,
+        "delta": card.delta,
         "card": _check_card(card, path / "ledger.jsonl"),
         "internal": {},
         "lines": [],
     }
-    if card["guarantee"] == "certified":
-        budget = Budget(card["epsilon"], card["delta"], unit=card["unit"])
+    if card.epsilon is not None and card.delta is not None:
+        budget = Budget(card.epsilon, card.delta, unit=card.unit)
         _attack_method(audit, card, budget, pairs=pairs, canaries=canaries)
     else:
         audit["lines"].append("Not audited: the release has no guarantee, so there is no ε to refute.")
@@ -70,13 +71,13 @@ def audit_release(
     return audit
 
 
-def _check_card(card: dict[str, Any], ledger: Path) -> dict[str, Any]:
+def _check_card(card: Card, ledger: Path) -> dict[str, Any]:
     """Check that the printed ε follows from the card's events and that the ledger holds the release."""
-    spent = epsilon([event_from_json(event) for event in card["events"]], card["delta"] or 1e-5)
-    covered = card["epsilon"] is None or spent <= card["epsilon"]
+    spent = epsilon(card.events, card.delta or 1e-5)
+    covered = card.epsilon is None or spent <= card.epsilon
     holds: bool | None = None
     if ledger.exists():
-        holds = Ledger.read(ledger).holds(card["ledger_head"]["length"], card["ledger_head"]["hash"])
+        holds = Ledger.read(ledger).holds(card.ledger_head.length, card.ledger_head.hash)
     return {
         "recomputed": rounded_up(spent) if math.isfinite(spent) else None,
         "covers": covered,
@@ -85,15 +86,13 @@ def _check_card(card: dict[str, Any], ledger: Path) -> dict[str, Any]:
     }
 
 
-def _attack_method(audit: dict[str, Any], card: dict[str, Any], budget: Budget, *, pairs: int, canaries: int) -> None:
-    from sfumato.methods.registry import find
-
-    method = find(card["method"]).small(card["variant"])
+def _attack_method(audit: dict[str, Any], card: Card, budget: Budget, *, pairs: int, canaries: int) -> None:
+    method = find(card.method).small(card.variant)
     budget, printed = _affordable(method, budget), budget
     private = worst_case_images(persons=budget.unit == "person")
     replayed = replay(method, private, budget=budget, pairs=pairs)
     tested = audit_noise(method, private, budget=budget)
-    events = [event_from_json(event) for event in card["events"]]
+    events = card.events
     accounted = accountant_check(
         events, delta=budget.delta, draws=_draws(events, budget.delta), printed=printed.epsilon
     )
@@ -125,7 +124,7 @@ def _affordable(method: Method, budget: Budget) -> Budget:
     return budget
 
 
-def _draws(events: list[Any], delta: float) -> int:
+def _draws(events: Sequence[Event], delta: float) -> int:
     """Enough for a quantile at δ, fewer where there are many steps to draw."""
     steps = sum(getattr(event, "steps", 1) for event in events)
     return int(min(max(20 / delta, 20_000), 4_000_000, max(20_000, 4e8 / max(1, steps))))
@@ -154,8 +153,7 @@ def write(audit: dict[str, Any], path: str | Path, *, on_card: bool = True) -> P
     folder, beside = (path / "release", path / "audit.json") if run else (path, path.parent / f"{path.name}.audit.json")
     write_json(beside, audit, private=True)
     if on_card:
-        release = Release.load(folder)
-        release.card["audits"] = list(audit["lines"])
-        write_json(folder / "card.json", release.card, private=False)
+        release = load(folder).with_audits(audit["lines"])
+        write_json(folder / "card.json", release.card.to_json(), private=False)
         write_file(folder / "card.html", release.page(), private=False)
     return beside

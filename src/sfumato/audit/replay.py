@@ -25,6 +25,7 @@ from sfumato.privacy.events import RawAccess
 from sfumato.privacy.gradients import UnsupportedModel
 from sfumato.privacy.mechanism import Query
 from sfumato.privacy.sampling import Units
+from sfumato.release.card import Card
 
 TOLERANCE = 1e-6  # of the declared movement: float64 rounding
 _ALPHA = 1e-9  # of the test that the noise is as large as it says
@@ -230,9 +231,9 @@ def _sums(events: Sequence[Event]) -> Iterator[SubsampledGaussian]:
     return (event for event in events if not isinstance(event, RawAccess))
 
 
-def _comparable(card: Mapping[str, Any]) -> dict[str, Any]:
+def _comparable(card: Card) -> dict[str, Any]:
     """Without times and what is hashed over times."""
-    return {key: value for key, value in card.items() if key not in ("made", "run", "ledger_head")}
+    return {key: value for key, value in card.to_json().items() if key not in ("made", "run", "ledger_head")}
 
 
 def _check_charges(taped: Sequence[Taped], events: Sequence[Event], result: Replay) -> None:

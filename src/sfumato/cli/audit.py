@@ -217,10 +217,10 @@ def membership_command(
 ) -> None:
     """Membership attacks: GAN-Leaks, likelihood and, with --shadows, LiRA. INTERNAL."""
     from sfumato.audit.membership import NOTICE, Membership, distance, draw_curves, gan_leaks, likelihood, lira
+    from sfumato.methods.registry import load
     from sfumato.privacy import Budget
-    from sfumato.release import Release
 
-    found = Release.load(_release_folder(release))
+    found = load(_release_folder(release))
     inside = _images(members, found.classes, split, size, limit)
     outside = _images(others, found.classes, others_split, size, limit)
     drawn, _ = found.sample(samples, seed=0, device="cpu")
@@ -232,9 +232,9 @@ def membership_command(
     if hasattr(found.method, "density"):
         attacks.append(Membership("likelihood", likelihood(found, *inside), likelihood(found, *outside)))
     if shadows:
-        small = find_method(found.card["method"], found.card["variant"], None)
+        small = find_method(found.card.method, found.card.variant, None)
         score = likelihood if hasattr(small, "density") else distance(500)
-        budget = Budget(found.card["epsilon"] or 1e3, found.card["delta"] or 1e-5)
+        budget = Budget(found.card.epsilon or 1e3, found.card.delta or 1e-5)
         pool = (inside[0][:100], inside[1][:100])
         attacks.append(lira(small, *pool, classes=found.classes, budget=budget, score=score, shadows=shadows))
     if plot is not None:
@@ -262,9 +262,9 @@ def release_command(
 ) -> None:
     """Run the audits that apply, write audit.json beside the release and add the public lines to its card."""
     from sfumato.audit.release_audit import audit_release, write
-    from sfumato.release import Release
+    from sfumato.methods.registry import load
 
-    found = Release.load(_release_folder(path))
+    found = load(_release_folder(path))
     inside = None if members is None else _images(members, found.classes, "train", size, limit)
     outside = None if others is None else _images(others, found.classes, "test", size, limit)
     audit = audit_release(path, members=inside, others=outside, pairs=pairs, canaries=canaries)

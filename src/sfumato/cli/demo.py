@@ -19,7 +19,7 @@ from sfumato.files import private_folder, write_json
 from sfumato.methods import DPMERF
 from sfumato.methods.base import Method
 from sfumato.privacy import Budget
-from sfumato.release import Release
+from sfumato.release import Release, SyntheticImages
 from sfumato.release.export import export
 from sfumato.release.image_grid import grid
 
@@ -43,7 +43,7 @@ def best_method() -> Method:
 
     DP-LFlow learns a model for each class, for which a thousand pictures of each and this little time are not enough.
     """
-    return DPMERF(features=1000, iterations=800, batch=100, learning_rate=0.002, length_scale=5.0)
+    return DPMERF(features=1000, iterations=800, batch_size=100, learning_rate=0.002, length_scale=5.0)
 
 
 def run_demo(
@@ -71,9 +71,9 @@ def run_demo(
     _tell_plan(method, budget, console)
     out.mkdir(parents=True, exist_ok=True)
     release = _fit(method, PrivateImages.from_images(train), budget, out / "ledger.jsonl", console)
-    images, labels = release.sample(SYNTHETIC)
-    _write(release, images, labels, out, console)
-    outcome = _judge(images, labels, train, test, out, drawn=data is None, console=console)
+    drawn = release.sample(SYNTHETIC)
+    _write(release, drawn, out, console)
+    outcome = _judge(drawn.images, drawn.labels, train, test, out, drawn=data is None, console=console)
     console.print(f"\n[dim]That took {time.monotonic() - started:.0f} seconds.[/dim]")
     return outcome
 
@@ -131,14 +131,15 @@ def _fit(method: Method, private: PrivateImages, budget: Budget, ledger: Path, c
     with ProgressBar() as progress:
         release = method.fit(private, budget, ledger, progress=progress)
     card = release.card
-    console.print(Panel(card["sentence"], title=f"[bold]{card['guarantee']}[/bold]: ε = {card['epsilon']}", width=100))
+    console.print(Panel(card.sentence, title=f"[bold]{card.guarantee}[/bold]: ε = {card.epsilon}", width=100))
     return release
 
 
-def _write(release: Release, images: np.ndarray, labels: np.ndarray, out: Path, console: Console) -> None:
+def _write(release: Release, drawn: SyntheticImages, out: Path, console: Console) -> None:
+    images, labels = drawn
     console.rule(f"[bold]4 · {SYNTHETIC:,} pictures of nobody")
     release.save(out / "release")
-    export(images, labels, release.classes, out / "synthetic", format="folder", card=release.card)
+    export(drawn, out / "synthetic", format="folder")
     order = np.argsort(labels, kind="stable")
     each = [order[labels[order] == number][:10] for number in range(min(10, len(release.classes)))]
     grid(images[np.concatenate(each)], columns=10, scale=max(1, 84 // images.shape[-1])).save(out / "samples.png")

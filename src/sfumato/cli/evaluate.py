@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,9 @@ from sfumato.files import write_json
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from sfumato.data.images import Images
     from sfumato.evaluation.classifiers import Progress
+    from sfumato.release import SyntheticImages
 
 # Torch and scikit-learn are imported where they are used: ``sfumato --help`` should not wait for them.
 
@@ -46,7 +47,6 @@ def evaluate_command(
     neighbours: Annotated[
         Path | None, typer.Option(help="Write a PNG of synthetic images above their nearest PRIVATE ones. Internal.")
     ] = None,
-    card: Annotated[Path | None, typer.Option(help="The release's card.json, if it is not beside the images.")] = None,
     size: Annotated[int | None, typer.Option(help="Resize to a square of this many pixels.")] = None,
     colour: Annotated[str | None, typer.Option(help="grey or rgb; by default as the files are.")] = None,
     classes: Annotated[
@@ -63,6 +63,7 @@ def evaluate_command(
     from sfumato.evaluation.cache import default_folder
     from sfumato.evaluation.evaluate import MEMORISATION_IMAGES, evaluate
     from sfumato.evaluation.memorisation import nearest_neighbours, write_view
+    from sfumato.release import SyntheticImages
 
     console, errors = Console(), Console(stderr=True)
     if device == "auto":
@@ -78,8 +79,7 @@ def evaluate_command(
         train = read(real, split="train", **frame, **labels)
         test = read(real_test or real, split="train" if real_test else "test", **frame, **labels)
         # Synthetic images are public: errors may name their files, and their labels may be looked up.
-        sets = [read(_images(path), internal=True, infer_classes=True, **frame) for path in synthetic]
-        guarantee = _guarantee(card or synthetic[0] / "card.json")
+        sets = [_synthetic(path, **frame) for path in synthetic]
         with _bars(errors) as progress:
             result = evaluate(
                 sets,
@@ -93,7 +93,6 @@ def evaluate_command(
                 cache=None if no_cache else cache or default_folder(),
                 with_inception=not no_inception,
                 inception_head=inception_head,
-                guarantee=guarantee,
                 progress=progress,
             )
     except (ValueError, ModuleNotFoundError, OSError) as error:
@@ -102,7 +101,8 @@ def evaluate_command(
     if json_file is not None:
         write_json(json_file, result, private=True)
     if neighbours is not None:
-        looked_at = sets[0].pixels[:MEMORISATION_IMAGES]
+        shown = sets[0].images if isinstance(sets[0], SyntheticImages) else sets[0].pixels
+        looked_at = shown[:MEMORISATION_IMAGES]
         found = nearest_neighbours(looked_at, train.pixels, test.pixels[:MEMORISATION_IMAGES], device=device)
         write_view(neighbours, found, synthetic=looked_at, real_train=train.pixels)
     print_result(result, console)
@@ -171,21 +171,12 @@ def _label_set(classes: str | None) -> list[str] | int | None:
     return int(classes) if classes.isdigit() else [name.strip() for name in classes.split(",")]
 
 
-def _images(path: Path) -> Path:
-    """An exported folder holds its images beside their card; anything else is read as it is."""
-    if (path / "card.json").is_file():
-        for name in ("images", "images.npz", "images.parquet"):
-            if (path / name).exists():
-                return path / name
-    return path
+def _synthetic(path: Path, **options: Any) -> Images | SyntheticImages:
+    """What ``sfumato sample`` wrote, with its card; any other images come without a guarantee."""
+    from sfumato.data.images import read
+    from sfumato.release.export import is_export, read_export
 
-
-def _guarantee(card: Path) -> dict[str, Any] | None:
-    """What the card says about privacy; ``None`` where there is no card."""
-    if not card.is_file():
-        return None
-    content = json.loads(card.read_text(encoding="utf-8"))
-    return {key: content.get(key) for key in ("guarantee", "epsilon", "delta", "unit")}
+    return read_export(path) if is_export(path) else read(path, internal=True, infer_classes=True, **options)
 
 
 @contextmanager

@@ -39,7 +39,9 @@ Delta = Annotated[float, typer.Option(help="δ of the guarantee; well below one 
 UnitOption = Annotated[str, typer.Option("--unit", help="What is protected: 'image', or 'person' by a person column.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="A parameter of the method: --set steps=200.")]
 Config = Annotated[Path | None, typer.Option(help="A TOML file with parameters of the method.")]
-Rate = Annotated[float | None, typer.Option(help="Short for --set rate=…: the share of units asked in each step.")]
+Rate = Annotated[
+    float | None, typer.Option(help="Short for --set sampling_rate=…: the share of units asked in each step.")
+]
 Steps = Annotated[int | None, typer.Option(help="Short for --set steps=…: the number of training steps.")]
 NoGuaranteeFlag = Annotated[
     bool, typer.Option("--no-guarantee", help="For an algorithm that needs the raw records; the release says ε = ∞.")
@@ -208,7 +210,7 @@ def train(
     except KeyboardInterrupt:
         errors.print(f"\nStopped. {run.ledger} holds what was spent; go on with the same command and --resume.")
         raise typer.Exit(130) from None
-    console.print(release.card["sentence"], soft_wrap=True)
+    console.print(release.card.sentence, soft_wrap=True)
     console.print(f"Written: {run.release}", soft_wrap=True)
 
 
@@ -227,10 +229,10 @@ def sample(
     """Draw labelled images from a release. Free: it touches no private data."""
     import numpy as np
 
-    from sfumato.release import Release
+    from sfumato.methods.registry import load
     from sfumato.release.export import export
 
-    found = Release.load(_release_folder(release))
+    found = load(_release_folder(release))
     wanted = None
     if labels is not None:
         names = labels.split(",")
@@ -238,17 +240,14 @@ def sample(
         if unknown:
             raise ValueError(f"no class {unknown[0]!r}; the release has {', '.join(found.classes)}")
         wanted = np.array([found.classes.index(name) for name in names])[np.arange(count) % len(names)]
-    images, drawn = found.sample(count, labels=wanted, proportions=proportions, seed=seed)
+    drawn = found.sample(count, labels=wanted, proportions=proportions, seed=seed)
     written = export(
-        images,
         drawn,
-        found.classes,
         out,
         format=format,  # type: ignore[arg-type]
-        card=found.card,
         allow_no_guarantee=allow_no_guarantee,
     )
-    console.print(found.card["sentence"], soft_wrap=True)
+    console.print(found.card.sentence, soft_wrap=True)
     console.print(f"Written: {count} images to {written}", soft_wrap=True)
 
 
@@ -370,7 +369,7 @@ def _method(
         if not separator:
             raise ValueError(f"--set takes key=value, not {setting!r}")
         values[key.strip()] = value.strip()
-    values.update({key: value for key, value in (("rate", rate), ("steps", steps)) if value is not None})
+    values.update({key: value for key, value in (("sampling_rate", rate), ("steps", steps)) if value is not None})
     return find(name).configured({"variant": variant, **values})
 
 

@@ -24,7 +24,7 @@ def report_command(
     ] = False,
 ) -> None:
     """Write public.html, which may leave, into each run's folder, and one internal.html, which may not."""
-    from sfumato.release import Release
+    from sfumato.methods.registry import load
     from sfumato.report.folder import RunFolder
     from sfumato.report.internal import internal_page
     from sfumato.report.public import public_page
@@ -34,7 +34,7 @@ def report_command(
     findings = []
     for run in folders:
         run.card()
-        page = None if scan_only else public_page(Release.load(run.release))
+        page = None if scan_only else public_page(load(run.release))
         found = scan(run.path, page=page)
         findings += found
         for finding in found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,10 +22,14 @@ from sfumato.evaluation.inception import InceptionHead, inception, inception_sco
 from sfumato.evaluation.memorisation import nearest_neighbours
 from sfumato.evaluation.protocols import Protocol, protocol_named
 from sfumato.evaluation.results import NOTICE, Context, Side, class_entries, measurement
+from sfumato.release.card import Guarantee
+from sfumato.release.synthetic import SyntheticImages
 
 CPU_FEATURE_IMAGES = 1000
 MEMORISATION_IMAGES = 2000
 NEIGHBOURS = 5
+
+AnyImages = Images | SyntheticImages
 
 SYNTHETIC = "synthetic"
 REAL = "real training data"
@@ -49,7 +53,7 @@ class _Row:
 
 
 def evaluate(
-    synthetic: Images | Sequence[Images],
+    synthetic: AnyImages | Sequence[AnyImages],
     real_train: Images,
     real_test: Images,
     *,
@@ -62,7 +66,6 @@ def evaluate(
     with_inception: bool = True,
     inception_head: Path | None = None,
     baselines: bool = True,
-    guarantee: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Measure accuracy, FID, KID and their kin; the answer is JSON-ready, in a fixed order, and NOT PRIVATE.
@@ -72,13 +75,14 @@ def evaluate(
     each set that go through the feature network: by default all on a GPU and 1,000 on a CPU; the count is in every
     result. ``with_inception=False`` does without FID and KID. ``baselines=False`` is for many sets on the same real
     data, whose baselines are measured once. ``cache`` is a folder for the statistics of real images
-    and noise. ``data``, a name for the real collection, and ``guarantee``, what the release's card says (ε, δ, unit),
-    are repeated with every number.
+    and noise. ``data``, a name for the real collection, and the guarantee on the synthetic images' card (ε, δ, unit)
+    are repeated with every number; ``Images`` come without one.
     """
     chosen = protocol_named(protocol) if isinstance(protocol, str) else protocol
     device = torch.device(device)
     head = None if inception_head is None else InceptionHead.load(inception_head)
-    given = [synthetic] if isinstance(synthetic, Images) else list(synthetic)
+    given = [synthetic] if isinstance(synthetic, Images | SyntheticImages) else list(synthetic)
+    guarantee = _guarantee(given)
     seeds = _seeds(seeds, len(given))
     classes, shape = tuple(real_train.classes), real_train.pixels.shape[1:]
     train = aligned(real_train, classes, shape, name="real training")
@@ -131,7 +135,7 @@ def evaluate(
         "seeds": seeds,
         "device": str(device),
         "versions": _versions(),
-        "guarantee": None if guarantee is None else dict(guarantee),
+        "guarantee": None if guarantee is None else guarantee.to_json(),
         "measurements": measured,
         "left_out": left_out,
         "internal": {"memorisation": neighbours.summary()},
@@ -318,6 +322,16 @@ class _Run:
 
     def _named(self, row: str) -> Progress:
         return lambda task, done, total: self.progress(f"{row}: {task}", done, total)
+
+
+def _guarantee(sets: Sequence[AnyImages]) -> Guarantee | None:
+    """What the cards state: one status, δ and unit for all sets, and the largest ε."""
+    found = [part.card.summary() for part in sets if isinstance(part, SyntheticImages)]
+    if not found:
+        return None
+    if len(found) < len(sets) or len({(one.status, one.delta, one.unit) for one in found}) > 1:
+        raise ValueError("several synthetic sets must all carry a card with one status, delta and unit")
+    return max(found, key=lambda one: one.epsilon or 0.0)
 
 
 def _seeds(seeds: Sequence[int], sets: int) -> list[int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sfumato.data.images import Images
+from sfumato.release.synthetic import SyntheticImages
 
 SPLIT_SEED = 0
 """Fixes subsamples, halves and noise, so that their features can be found in the cache again."""
@@ -42,8 +43,9 @@ class Labelled:
         return Labelled(self.pixels[rows], self.labels[rows])
 
 
-def aligned(images: Images, classes: Sequence[str], shape: tuple[int, ...], *, name: str) -> Labelled:
+def aligned(given: Images | SyntheticImages, classes: Sequence[str], shape: tuple[int, ...], *, name: str) -> Labelled:
     """Labels renumbered into ``classes`` by name."""
+    images = Images(given.images, given.labels, given.classes) if isinstance(given, SyntheticImages) else given
     if images.pixels.dtype != np.uint8 or images.pixels.ndim != 4 or images.pixels.shape[1:] != shape:
         raise ValueError(
             f"{name} images must be uint8 of shape {shape} (channels, height, width) like the real training images, "

@@ -62,6 +62,6 @@ def log_likelihood(
         if method.likelihood == "bernoulli":
             given = -F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1)
         else:
-            given = log_normal(targets, torch.sigmoid(logits), method.deviation).sum(1)
+            given = log_normal(targets, torch.sigmoid(logits), method.pixel_std).sum(1)
         weights.append(given + prior.log_density(codes) - posterior.log_density(codes))
     return float((torch.logsumexp(torch.stack(weights), 0) - math.log(draws)).mean())

@@ -9,6 +9,7 @@ from typing import Any
 
 from sfumato.evaluation.classifiers import Accuracy
 from sfumato.evaluation.features import FeatureNetwork
+from sfumato.release.card import Guarantee
 
 NOTICE = "NOT PRIVATE: computed from real data; for internal use, not covered by any (ε, δ)"
 
@@ -31,7 +32,7 @@ class Context:
 
     protocol: str
     data: str
-    guarantee: Mapping[str, Any] | None
+    guarantee: Guarantee | None
 
 
 def spread(values: Sequence[float]) -> tuple[float, float | None]:
@@ -79,7 +80,7 @@ def measurement(
         "features": None if features is None else features.identity(),
         "seeds": list(seeds),
         "settings": dict(settings or {}),
-        "guarantee": None if context.guarantee is None else dict(context.guarantee),
+        "guarantee": None if context.guarantee is None else context.guarantee.to_json(),
         "private": False,
     }
 

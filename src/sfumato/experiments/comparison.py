@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.experiments.trial import BASELINES, EVALUATION, Cell, Terms
 from sfumato.files import json_text, write_file, write_json
+from sfumato.methods.registry import load
 from sfumato.privacy import Event, Ledger
 from sfumato.privacy.accounting import epsilon
-from sfumato.release import Release
 from sfumato.release.card import rounded_up
 from sfumato.report.comparison import comparison_page
 from sfumato.report.internal import seconds_text
@@ -142,7 +142,7 @@ def _json(path: Path) -> dict[str, Any] | None:
 
 def write(result: dict[str, Any], out: Path) -> list[Path]:
     """``comparison.json``, ``comparison.csv`` and ``comparison.html``; readable by their owner alone."""
-    pictures = [sample_rows(Release.load(out / entry["runs"][0] / "release"), each=10) for entry in result["entries"]]
+    pictures = [sample_rows(load(out / entry["runs"][0] / "release"), each=10) for entry in result["entries"]]
     contents = {
         "comparison.json": json_text(result),
         "comparison.csv": _csv(result),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images, Options
     from sfumato.methods import Method
     from sfumato.privacy import AnyBudget
-    from sfumato.release import Release
+    from sfumato.release import Release, SyntheticImages
 
 # Torch is imported where it is used: a process says first how many threads it may have.
 
@@ -151,15 +151,16 @@ class Trial:
 
         terms, folder = self.terms, self.cell.folder(self.terms.out)
         release = release_for(folder, look)
-        pixels, labels = release.sample(terms.images, device=terms.device)
-        synthetic = Images(pixels, labels, release.classes)
-        guarantee = {key: release.card[key] for key in ("guarantee", "epsilon", "delta", "unit")}
+        drawn = release.sample(terms.images, device=terms.device)
+        pixels = drawn.images
+        synthetic = Images(drawn.images, drawn.labels, drawn.classes)
+        guarantee = release.card.summary().to_json()
         result: dict[str, Any] = {"notice": NOTICE, "measurements": [], "guarantee": guarantee}
         if self.by_protocol:
             looked_at = pixels[:MEMORISATION_IMAGES]
             found = nearest_neighbours(looked_at, train.pixels, test.pixels[:MEMORISATION_IMAGES], device=terms.device)
             write_view(folder / "internal" / "neighbours.png", found, synthetic=looked_at, real_train=train.pixels)
-            result = _evaluated(terms, synthetic, train, test, seed=self.cell.number, guarantee=guarantee)
+            result = _evaluated(terms, drawn, train, test, seed=self.cell.number)
         for measure in self.measures:
             result["measurements"] += measure(release, synthetic, train, test)
         write_json(folder / "internal" / look.file, result, private=True)
@@ -198,13 +199,10 @@ def begin(out: Path, facts: Mapping[str, Any], *, what: str) -> None:
 
 def release_for(folder: Path, look: Look) -> Release:
     """The release of a run's folder, drawn from as the look wants it."""
-    from sfumato.release import Release
+    from sfumato.methods.registry import load
 
-    release = Release.load(folder / "release")
-    if not look.sampling:
-        return release
-    method = type(release.method).configured({**release.method.parameters(), **look.sampling})  # type: ignore[attr-defined]
-    return Release(method, release.model, release.card)
+    release = load(folder / "release")
+    return release.with_parameters(look.sampling) if look.sampling else release
 
 
 def _same_settings(cell: Cell, folder: Path) -> bool:
@@ -308,14 +306,15 @@ def _measure_baselines(terms: Terms, train: Images, real_test: Images) -> None:
 
     noise = uniform_noise(terms.images, len(train.classes), train.pixels.shape[1:])
     stand_in = Images(noise.pixels, noise.labels, train.classes)
-    result = _evaluated(terms, stand_in, train, real_test, seed=0, guarantee=None)
+    result = _evaluated(terms, stand_in, train, real_test, seed=0)
     kept = [entry for entry in result["measurements"] if entry["row"] != SYNTHETIC]
     write_json(terms.out / BASELINES, {**result, "measurements": kept, "internal": {}}, private=True)
 
 
 def _evaluated(
-    terms: Terms, synthetic: Images, train: Images, real_test: Images, *, seed: int, guarantee: dict[str, Any] | None
+    terms: Terms, synthetic: Images | SyntheticImages, train: Images, real_test: Images, *, seed: int
 ) -> dict[str, Any]:
+    from sfumato.data import Images
     from sfumato.evaluation.cache import default_folder
     from sfumato.evaluation.evaluate import evaluate
 
@@ -331,6 +330,5 @@ def _evaluated(
         cache=default_folder(),
         with_inception=terms.with_inception,
         inception_head=terms.inception_head,
-        baselines=guarantee is None,
-        guarantee=guarantee,
+        baselines=isinstance(synthetic, Images),
     )

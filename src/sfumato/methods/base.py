@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self, get_type_hints
 import torch
 from torch import Tensor, nn
 
+from sfumato.methods.first_edition import renamed_parameters
 from sfumato.privacy import (
     AnyBudget,
     Counts,
@@ -155,7 +156,7 @@ class Method(ABC):
                 command=command,
                 claim=self.claim(),
             )
-        return Release(self, model, card)
+        return Release(self, model.state_dict(), card)
 
     @classmethod
     def configured(cls, settings: Mapping[str, Any]) -> Self:
@@ -164,11 +165,18 @@ class Method(ABC):
         values: dict[str, Any] = {}
         for key, value in settings.items():
             if key not in hints:
-                near = difflib.get_close_matches(key, hints, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(hints))}"
-                raise ValueError(f"{cls.name} has no parameter {key!r}; {hint}")
+                raise ValueError(f"{cls.name} has no parameter {key!r}; {_nearest(cls.name, key, hints)}")
             values[key] = _convert(key, value, hints[key])
         return cls(**values)
+
+
+def _nearest(method: str, key: str, known: Collection[str]) -> str:
+    """What an unknown parameter is called now, or the known parameter that is spelled most like it."""
+    present = renamed_parameters(method).get(key)
+    if present in known:
+        return f"it is called {present!r} now"
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}"
 
 
 @contextmanager

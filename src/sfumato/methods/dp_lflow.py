@@ -66,7 +66,7 @@ class DPLFlow(Method):
     the weights over the last steps is released; the judge, ``latent_noise``, ``temperature`` and the learning rates'
     decay are ours. The ``published`` variant takes the noise from the claim and gets the ε that it really has.
 
-    >>> plan = DPLFlow(rate=0.1, steps=300).plan(Budget(epsilon=10, delta=1e-5))
+    >>> plan = DPLFlow(sampling_rate=0.1, steps=300).plan(Budget(epsilon=10, delta=1e-5))
     >>> 1.11 < plan.event("training").noise_multiplier < 1.14
     True
     """
@@ -79,21 +79,21 @@ class DPLFlow(Method):
         "published": "the authors' noise, certified at the ε it really has",
     }
 
-    rate: float = 0.1
+    sampling_rate: float = 0.1
     steps: int = 300
-    code: int = 20
+    latent_dim: int = 20
     width: int = 0
     couplings: int = 6
     hidden: int = 100
-    reconstruction: float = 1e5
+    reconstruction_weight: float = 1e5
     latent_noise: float = 0.0
     draws: int = 1
-    clip_autoencoder: float = 0.1
-    clip_flow: float = 0.1
-    learning_rate_autoencoder: float = 0.01
-    learning_rate_flow: float = 0.005
-    final_learning_rate: float = 0.3
-    averaging: float = 0.9
+    autoencoder_clip_norm: float = 0.1
+    flow_clip_norm: float = 0.1
+    autoencoder_learning_rate: float = 0.01
+    flow_learning_rate: float = 0.005
+    final_learning_rate_factor: float = 0.3
+    ema_decay: float = 0.9
     count_noise: float = 100.0
     filter_steps: int = 100
     filter_noise: float = 6.0
@@ -110,27 +110,50 @@ class DPLFlow(Method):
                 f"the paper gives its noise for a claimed ε of {' and '.join(f'{c:g}' for c in sorted(_CLAIMS))}, "
                 f"not {self.claimed_epsilon:g}"
             )
-        if not 0 <= self.averaging < 1:
-            raise ValueError(f"averaging must lie in [0, 1), not {self.averaging:g}; 0 releases the last weights")
+        if not 0 <= self.ema_decay < 1:
+            raise ValueError(f"ema_decay must lie in [0, 1), not {self.ema_decay:g}; 0 releases the last weights")
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
         # Where the noise is fixed, the coins and steps say what a run costs: ε 2.3.
         rate, steps = (0.9, 3) if variant == "published" else (0.6, 2)
         return cls(
-            variant=variant, rate=rate, steps=steps, code=4, width=2, couplings=1, hidden=4, averaging=0.5,
-            count_noise=5.0, filter_steps=2, claimed_epsilon=1.0,
-        )  # fmt: skip
+            variant=variant,
+            sampling_rate=rate,
+            steps=steps,
+            latent_dim=4,
+            width=2,
+            couplings=1,
+            hidden=4,
+            ema_decay=0.5,
+            count_noise=5.0,
+            filter_steps=2,
+            claimed_epsilon=1.0,
+        )
 
     @classmethod
     def as_in_the_paper(cls, variant: str = "published", *, claimed_epsilon: float = 10.0) -> Self:
         """The authors' settings for 28×28 grey images, as far as paper and script give them."""
         return cls(
-            variant=variant, rate=0.1, steps=300, code=20, width=32, couplings=9, hidden=200, reconstruction=1e5,
-            latent_noise=0.0, draws=1, clip_autoencoder=0.1, clip_flow=0.1, learning_rate_autoencoder=0.01,
-            learning_rate_flow=0.005, final_learning_rate=1.0, averaging=0.0, claimed_epsilon=claimed_epsilon,
+            variant=variant,
+            sampling_rate=0.1,
+            steps=300,
+            latent_dim=20,
+            width=32,
+            couplings=9,
+            hidden=200,
+            reconstruction_weight=1e5,
+            latent_noise=0.0,
+            draws=1,
+            autoencoder_clip_norm=0.1,
+            flow_clip_norm=0.1,
+            autoencoder_learning_rate=0.01,
+            flow_learning_rate=0.005,
+            final_learning_rate_factor=1.0,
+            ema_decay=0.0,
+            claimed_epsilon=claimed_epsilon,
             temperature=1.0,
-        )  # fmt: skip
+        )
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
         gradient = Block("gradient")
@@ -138,12 +161,14 @@ class DPLFlow(Method):
             # Noise of σ·C on each of two groups of clip C: the joint sum moves by √2·C, so σ/√2 is what was paid.
             gradient = Block("gradient", _CLAIMS[self.claimed_epsilon] / math.sqrt(_GROUPS), fixed=True)
         counts = SubsampledGaussian(_COUNTS, (Block(_COUNTS, self.count_noise, fixed=True),))
-        train = SubsampledGaussian(_TRAIN, (gradient,), sampling_rate=self.rate, steps=self.steps)
+        train = SubsampledGaussian(_TRAIN, (gradient,), sampling_rate=self.sampling_rate, steps=self.steps)
         if not self._filtered:
             return counts, train
         return (
             counts,
-            label_filter_query(sampling_rate=self.rate, steps=self.filter_steps, noise_multiplier=self.filter_noise),
+            label_filter_query(
+                sampling_rate=self.sampling_rate, steps=self.filter_steps, noise_multiplier=self.filter_noise
+            ),
             train,
         )
 
@@ -152,7 +177,7 @@ class DPLFlow(Method):
         return self.filter_steps > 0 and self.variant != "published"
 
     def claim(self) -> dict[str, Any] | None:
-        if self.variant != "published" or (self.rate, self.steps) != (0.1, 300):
+        if self.variant != "published" or (self.sampling_rate, self.steps) != (0.1, 300):
             return None
         return {"epsilon": self.claimed_epsilon, "delta": 1e-5, "by": self.paper}
 
@@ -163,7 +188,12 @@ class DPLFlow(Method):
     def _models(self, shape: Shape, classes: int) -> PerClass | LatentFlow:
         def latent_flow(labels: int) -> LatentFlow:
             return LatentFlow(
-                shape, code=self.code, width=self.width, couplings=self.couplings, hidden=self.hidden, labels=labels
+                shape,
+                code=self.latent_dim,
+                width=self.width,
+                couplings=self.couplings,
+                hidden=self.hidden,
+                labels=labels,
             )
 
         if self.variant == "conditional":
@@ -176,23 +206,23 @@ class DPLFlow(Method):
         released = self.build(curator.shape, classes).to(curator.device).requires_grad_(False)
         if isinstance(released, FilteredGenerator):
             released.judge.requires_grad_(True)
-            batch = self.rate * counts.total
+            batch = self.sampling_rate * counts.total
             train_label_filter(curator, released.judge, batch=batch, learning_rate=self.filter_learning_rate)
         model = self._models(curator.shape, classes).to(curator.device)
-        clip = {"autoencoder": self.clip_autoencoder, "flow": self.clip_flow}
+        clip = {"autoencoder": self.autoencoder_clip_norm, "flow": self.flow_clip_norm}
         weights = FlatParameters(model, clip)
         average = deepcopy(weights)
-        rates = {"autoencoder": self.learning_rate_autoencoder, "flow": self.learning_rate_flow}
+        rates = {"autoencoder": self.autoencoder_learning_rate, "flow": self.flow_learning_rate}
         groups = [{"params": [weights.groups[group]], "lr": rate} for group, rate in rates.items()]
         optimizer = torch.optim.Adam(groups, fused=True)
         for step in curator.steps(_TRAIN, keep={"model": weights, "optimizer": optimizer, "average": average}):
-            share = cosine_decay(step.index / self.steps, final=self.final_learning_rate)
+            share = cosine_decay(step.index / self.steps, final=self.final_learning_rate_factor)
             for group, rate in zip(optimizer.param_groups, rates.values(), strict=True):
                 group["lr"] = share * rate
             gradient = step.noisy_gradient("gradient", model, self.loss, clip_norm=clip, draws=self.draws)
             # Adam does not care how large a gradient is: the sum does as well as the mean over a class.
             weights.apply_gradient(gradient, optimizer)
-            ema_update(average, weights, index=step.index, decay=self.averaging)
+            ema_update(average, weights, index=step.index, decay=self.ema_decay)
         weights.become(average)
         (released.generator if isinstance(released, FilteredGenerator) else released).load_state_dict(
             model.state_dict()
@@ -203,9 +233,9 @@ class DPLFlow(Method):
         """Equation 5 with the script's cross-entropy, one number per row."""
         code = model.autoencoder.encode(images)
         if self.latent_noise:
-            code = code + self.latent_noise * random.normal("latent", self.code)
+            code = code + self.latent_noise * random.normal("latent", self.latent_dim)
         pixels = F.binary_cross_entropy_with_logits(model.autoencoder.decode(code), images, reduction="none")
-        return self.reconstruction * pixels.flatten(1).mean(1) - model.flow.log_density(code, labels)
+        return self.reconstruction_weight * pixels.flatten(1).mean(1) - model.flow.log_density(code, labels)
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         def draw(labels: Tensor) -> Tensor:

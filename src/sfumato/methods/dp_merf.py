@@ -34,16 +34,16 @@ class DPMERF(Method):
 
     features: int = 2000
     length_scale: float = 10.0
-    code: int = 5
+    latent_dim: int = 5
     width: int = 8
     iterations: int = 3000
-    batch: int = 200
+    batch_size: int = 200
     learning_rate: float = 0.005
     count_noise: float = 50.0
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        return cls(variant=variant, features=64, width=2, iterations=5, batch=20, count_noise=5.0)
+        return cls(variant=variant, features=64, width=2, iterations=5, batch_size=20, count_noise=5.0)
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
         return (
@@ -52,7 +52,7 @@ class DPMERF(Method):
         )
 
     def build(self, shape: Shape, classes: int) -> ConvGenerator:
-        return ConvGenerator(shape, classes, code=self.code, width=self.width)
+        return ConvGenerator(shape, classes, code=self.latent_dim, width=self.width)
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts]:
         classes, device = len(curator.classes), curator.device
@@ -71,7 +71,7 @@ class DPMERF(Method):
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         # Without the gentle start a first step can switch all units of the generator off for good.
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, self.iterations, pct_start=0.1)
-        each = max(2, self.batch // classes)
+        each = max(2, self.batch_size // classes)
         labels = torch.arange(classes, device=device).repeat_interleave(each)
         for _ in curator.track(range(self.iterations), "generator", self.iterations):
             embedded = embed(model(labels)).view(classes, each, -1)

@@ -53,20 +53,20 @@ class DPRealNVP(Method):
     name: ClassVar[str] = "dp-realnvp"
     paper: ClassVar[str] = "Dinh, Sohl-Dickstein, Bengio: RealNVP (2017), by DP-SGD as in DP-LFlow (TMLR 2023)"
 
-    rate: float = 0.1
+    sampling_rate: float = 0.1
     steps: int = 300
     couplings: int = 9
     hidden: int = 512
-    clip: float = 0.1
+    clip_norm: float = 0.1
     learning_rate: float = 0.001
     temperature: float = 1.0
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        return cls(variant=variant, rate=0.6, steps=2, couplings=2, hidden=4, clip=0.01)
+        return cls(variant=variant, sampling_rate=0.6, steps=2, couplings=2, hidden=4, clip_norm=0.01)
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
-        return (SubsampledGaussian(_TRAIN, (Block(_GRADIENT),), sampling_rate=self.rate, steps=self.steps),)
+        return (SubsampledGaussian(_TRAIN, (Block(_GRADIENT),), sampling_rate=self.sampling_rate, steps=self.steps),)
 
     def build(self, shape: Shape, classes: int) -> PixelFlow:
         return PixelFlow(shape, couplings=self.couplings, hidden=self.hidden, labels=classes)
@@ -75,9 +75,9 @@ class DPRealNVP(Method):
         model = self.build(curator.shape, len(curator.classes)).to(curator.device)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer}):
-            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip_norm=self.clip)
+            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip_norm=self.clip_norm)
             # Adam does not see how large a gradient is; the clip is public and makes it one.
-            (gradient / self.clip).apply(optimizer)
+            (gradient / self.clip_norm).apply(optimizer)
         return model, None
 
     def loss(self, model: PixelFlow, images: Tensor, labels: Tensor, random: Draws) -> Tensor:

@@ -25,7 +25,7 @@ class ConditionalVAE(Autoencoder):
 
     def __init__(self, shape: Shape, *, code: int, width: int, labels: int) -> None:
         super().__init__(shape, code=code, width=width)
-        self.code, self.labels = code, labels
+        self.latent_dim, self.labels = code, labels
         flat = math.prod(self.seed)
         self.encode_spread = nn.Linear(flat, code)
         self.decode_first = nn.Linear(code + labels, flat)
@@ -58,25 +58,25 @@ class DPVAE(Method):
     name: ClassVar[str] = "dp-vae"
     paper: ClassVar[str] = "Kingma, Welling: variational autoencoders (2014), by DP-SGD as in DP-LFlow (TMLR 2023)"
 
-    rate: float = 0.1
+    sampling_rate: float = 0.1
     steps: int = 300
-    code: int = 8
+    latent_dim: int = 8
     width: int = 16
-    clip: float = 0.1
+    clip_norm: float = 0.1
     draws: int = 1
     learning_rate: float = 0.005
-    averaging: float = 0.9
+    ema_decay: float = 0.9
     temperature: float = 1.0
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        return cls(variant=variant, rate=0.6, steps=2, code=3, width=2, clip=0.01, averaging=0.5)
+        return cls(variant=variant, sampling_rate=0.6, steps=2, latent_dim=3, width=2, clip_norm=0.01, ema_decay=0.5)
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
-        return (SubsampledGaussian(_TRAIN, (Block(_GRADIENT),), sampling_rate=self.rate, steps=self.steps),)
+        return (SubsampledGaussian(_TRAIN, (Block(_GRADIENT),), sampling_rate=self.sampling_rate, steps=self.steps),)
 
     def build(self, shape: Shape, classes: int) -> ConditionalVAE:
-        return ConditionalVAE(shape, code=self.code, width=self.width, labels=classes)
+        return ConditionalVAE(shape, code=self.latent_dim, width=self.width, labels=classes)
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
         model, average = (self.build(curator.shape, len(curator.classes)).to(curator.device) for _ in range(2))
@@ -84,20 +84,20 @@ class DPVAE(Method):
         average.requires_grad_(False)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer, "average": average}):
-            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip_norm=self.clip, draws=self.draws)
+            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip_norm=self.clip_norm, draws=self.draws)
             # Adam does not see how large a gradient is; the clip is public and makes it one.
-            (gradient / self.clip).apply(optimizer)
-            decay = min(self.averaging, (1 + step.index) / (10 + step.index))
+            (gradient / self.clip_norm).apply(optimizer)
+            decay = min(self.ema_decay, (1 + step.index) / (10 + step.index))
             with torch.no_grad():
                 torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
         return average, None
 
     def loss(self, model: ConditionalVAE, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
-        return model.negative_bound(images, labels, random.normal("latent", self.code))
+        return model.negative_bound(images, labels, random.normal("latent", self.latent_dim))
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         if not isinstance(model, ConditionalVAE):
             raise TypeError(f"a conditional VAE is needed, not {type(model).__name__}")
         weight = model.decode_first.weight
-        code = self.temperature * torch.randn(len(labels), self.code, device=weight.device, dtype=weight.dtype)
+        code = self.temperature * torch.randn(len(labels), self.latent_dim, device=weight.device, dtype=weight.dtype)
         return torch.sigmoid(model.decode_for(code, labels))

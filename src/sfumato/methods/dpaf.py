@@ -51,36 +51,36 @@ class DPAF(Method):
     # Networks
     split: str = "C2-C1-C1"
     width: int = 16
-    maps: int = 32
-    taps: int = 3
-    coarse: int = 16
-    pairs: int = 8
-    pair_share: float = 0.5
+    feature_maps: int = 32
+    feature_layers: int = 3
+    thumbnail_size: int = 16
+    second_moment_size: int = 8
+    second_moment_share: float = 0.5
     label_plane: bool = True
     activation: str = "leaky relu"
-    code: int = 100
+    latent_dim: int = 100
     generator_width: int = 16
     # Questions
-    rate: float = 1.0
+    sampling_rate: float = 1.0
     steps: int = 1
     gradient_share: float = 0.0
     count_share: float = 0.01
-    clip: float = 0.01
+    clip_norm: float = 0.01
     compression: float = 1.0
     quantise: bool = False
     conv1: str = "random"
-    classifier_rate: float = 0.1
+    classifier_sampling_rate: float = 0.1
     classifier_steps: int = 100
     classifier_noise: float = 4.0
     classifier_learning_rate: float = 0.002
     # Learning from the answers
-    matching: float = 1.0
-    adversarial: float = 0.0
+    matching_weight: float = 1.0
+    adversarial_weight: float = 0.0
     asymmetry: int = 1
-    critic: int = 1
-    decay: float = 1.0
+    discriminator_steps: int = 1
+    aggregate_decay: float = 1.0
     iterations: int = 1500
-    fakes: int = 64
+    fakes_per_class: int = 64
     learning_rate: float = 0.002
     discriminator_learning_rate: float = 0.001
     public: str = ""
@@ -88,9 +88,9 @@ class DPAF(Method):
     transfer: str = "discriminator"
     # As published
     published_iterations: int = 2000
-    published_batch: int = 64
+    published_batch_size: int = 64
     claimed_epsilon: float = 10.0
-    published_clip: float = 0.1
+    published_clip_norm: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,12 +103,16 @@ class DPAF(Method):
                 raise ValueError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}")
         if not 0 <= self.gradient_share < 1:
             raise ValueError(f"gradient_share must lie in [0, 1), not {self.gradient_share:g}")
-        if self.matching < 0 or self.adversarial < 0 or self.matching + self.adversarial == 0:
-            raise ValueError("the weights of matching and adversarial must not be negative, nor both 0")
-        if not (0 < self.decay <= 1 and 0 < self.count_share < 1 and 0 < self.pair_share < 1):
-            raise ValueError("decay must lie in (0, 1], count_share and pair_share in (0, 1)")
-        if min(self.asymmetry, self.critic) < 1 or self.fakes < 2:
-            raise ValueError("asymmetry and critic count steps and are at least 1; a class needs at least 2 fakes")
+        if (
+            self.matching_weight < 0
+            or self.adversarial_weight < 0
+            or self.matching_weight + self.adversarial_weight == 0
+        ):
+            raise ValueError("matching_weight and adversarial_weight must not be negative, nor both 0")
+        if not (0 < self.aggregate_decay <= 1 and 0 < self.count_share < 1 and 0 < self.second_moment_share < 1):
+            raise ValueError("aggregate_decay must lie in (0, 1], count_share and second_moment_share in (0, 1)")
+        if min(self.asymmetry, self.discriminator_steps) < 1 or self.fakes_per_class < 2:
+            raise ValueError("asymmetry and discriminator_steps are at least 1, and fakes_per_class is at least 2")
         first, second, _ = split_of(self.split)
         if self.gradient_share and self.conv1 in ("random", "pretrained") and not second:
             raise ValueError(f"the split {self.split} has no conv2 that could learn; gradient_share must be 0")
@@ -119,19 +123,47 @@ class DPAF(Method):
     def small(cls, variant: str = "certified") -> Self:
         width, coarse, pairs = (4, 0, 0) if variant == "published" else (2, 2, 2)
         return cls(
-            variant=variant, width=width, maps=width, taps=1, coarse=coarse, pairs=pairs, code=4, generator_width=2,
-            rate=0.6, steps=2, gradient_share=0.5, clip=1e-4, adversarial=1.0, iterations=2, fakes=4,
-            public_iterations=2, published_iterations=8, published_batch=64, published_clip=1e-4,
-        )  # fmt: skip
+            variant=variant,
+            width=width,
+            feature_maps=width,
+            feature_layers=1,
+            thumbnail_size=coarse,
+            second_moment_size=pairs,
+            latent_dim=4,
+            generator_width=2,
+            sampling_rate=0.6,
+            steps=2,
+            gradient_share=0.5,
+            clip_norm=1e-4,
+            adversarial_weight=1.0,
+            iterations=2,
+            fakes_per_class=4,
+            public_iterations=2,
+            published_iterations=8,
+            published_batch_size=64,
+            published_clip_norm=1e-4,
+        )
 
     @classmethod
     def as_in_the_paper(cls, variant: str = "certified") -> Self:
         """The paper's game, at settings under which its signal survives the noise: C2-C2-C1, μ = 8, 90 % kept."""
         return cls(
-            variant=variant, split="C2-C2-C1", maps=8, taps=1, coarse=0,
-            pairs=0, rate=0.1, steps=1000, gradient_share=0.5,
-            compression=0.9, matching=0.0, adversarial=1.0, asymmetry=8, decay=0.9, iterations=0,
-        )  # fmt: skip
+            variant=variant,
+            split="C2-C2-C1",
+            feature_maps=8,
+            feature_layers=1,
+            thumbnail_size=0,
+            second_moment_size=0,
+            sampling_rate=0.1,
+            steps=1000,
+            gradient_share=0.5,
+            compression=0.9,
+            matching_weight=0.0,
+            adversarial_weight=1.0,
+            asymmetry=8,
+            aggregate_decay=0.9,
+            iterations=0,
+        )
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
         if self.variant == "published":
@@ -140,13 +172,13 @@ class DPAF(Method):
         blocks = [Block(_AGGREGATE, 1.0 / math.sqrt(1.0 - share))]
         if share:
             blocks.append(Block(_GRADIENT, 1.0 / math.sqrt(share)))
-        train = SubsampledGaussian(_TRAIN, tuple(blocks), sampling_rate=self.rate, steps=self.steps)
+        train = SubsampledGaussian(_TRAIN, tuple(blocks), sampling_rate=self.sampling_rate, steps=self.steps)
         if self.conv1 != "pretrained":
             return (train,)
         gradient = Block(_GRADIENT, self.classifier_noise)
         return (
             SubsampledGaussian(
-                _CLASSIFIER, (gradient,), sampling_rate=self.classifier_rate, steps=self.classifier_steps
+                _CLASSIFIER, (gradient,), sampling_rate=self.classifier_sampling_rate, steps=self.classifier_steps
             ),
             train,
         )
@@ -157,15 +189,24 @@ class DPAF(Method):
         return {"epsilon": self.claimed_epsilon, "delta": 1e-5, "by": self.paper}
 
     def build(self, shape: Shape, classes: int) -> Generator:
-        return Generator(shape, classes, code=self.code, width=self.generator_width)
+        return Generator(shape, classes, code=self.latent_dim, width=self.generator_width)
 
     def front(self, shape: Shape, classes: int) -> Front:
         first, second, _ = split_of(self.split)
         return Front(
-            shape, classes, layers=(first, second), width=self.width, maps=self.maps, taps=self.taps,
-            coarse=self.coarse, pairs=self.pairs, pair_share=self.pair_share, labelled=self.label_plane,
-            activation=self.activation, count_share=self.count_share,
-        )  # fmt: skip
+            shape,
+            classes,
+            layers=(first, second),
+            width=self.width,
+            maps=self.feature_maps,
+            taps=self.feature_layers,
+            coarse=self.thumbnail_size,
+            pairs=self.second_moment_size,
+            pair_share=self.second_moment_share,
+            labelled=self.label_plane,
+            activation=self.activation,
+            count_share=self.count_share,
+        )
 
     def back(self, front: Front, classes: int) -> Back:
         layers = split_of(self.split)[2]
@@ -181,23 +222,30 @@ class DPAF(Method):
                 self.public,
                 front,
                 generator if self.transfer == "both" else None,
-                batch=self.fakes * classes,
+                batch=self.fakes_per_class * classes,
                 iterations=self.public_iterations,
             )
         if self.variant == "published":
             as_published(
-                curator, generator, front, back, iterations=self.published_iterations, batch=self.published_batch,
-                clip=self._compressed(self.published_clip), asymmetry=self.asymmetry, critic=self.critic,
+                curator,
+                generator,
+                front,
+                back,
+                iterations=self.published_iterations,
+                batch=self.published_batch_size,
+                clip=self._compressed(self.published_clip_norm),
+                asymmetry=self.asymmetry,
+                critic=self.discriminator_steps,
                 epsilon=self.claimed_epsilon,
-            )  # fmt: skip
+            )
             return generator, None
         return generator, self._learn(curator, generator, front, back)
 
     def gradient_clip(self) -> Clip:
         """For conv2 alone, for conv1 and conv2 each, or for both together."""
         if self.conv1 == "separate":
-            return self._compressed({"first": self.clip, "second": self.clip})
-        return self._compressed(self.clip)
+            return self._compressed({"first": self.clip_norm, "second": self.clip_norm})
+        return self._compressed(self.clip_norm)
 
     def _compressed(self, clip: float | dict[str, float]) -> Clip:
         return Compressed(clip, self.compression, self.quantise) if self.compression < 1 or self.quantise else clip
@@ -208,7 +256,7 @@ class DPAF(Method):
         front.requires_grad_(self.gradient_share > 0)
         if self.conv1 in ("random", "pretrained"):
             front.first.requires_grad_(False)
-        aggregate = Aggregate(len(curator.classes), front.length, count=front.count, decay=self.decay)
+        aggregate = Aggregate(len(curator.classes), front.length, count=front.count, decay=self.aggregate_decay)
         game = _Game(self, generator, front, back, aggregate.to(curator.device))
         noise = curator.plan.event(_TRAIN).blocks[0].noise_multiplier
 
@@ -217,18 +265,18 @@ class DPAF(Method):
 
         for step in curator.steps(_TRAIN, keep=game.keep):
             answer = step.noisy_sum(_AGGREGATE, features, clip_norm=1.0, by_class=True)
-            aggregate.add(answer, rate=self.rate)
+            aggregate.add(answer, rate=self.sampling_rate)
             game.target = aggregate.means
             game.learn(step, answer, noise)
-            if (step.index + 1) % self.critic == 0:
-                game.improve((step.index + 1) // self.critic - 1)
+            if (step.index + 1) % self.discriminator_steps == 0:
+                game.improve((step.index + 1) // self.discriminator_steps - 1)
         game.target = aggregate.means
         # The answers stay; learning from them can go on for as long as one likes.
         rescue = (
-            None if self.adversarial else DivergenceGuard(generator, game.generator_optimizer)
+            None if self.adversarial_weight else DivergenceGuard(generator, game.generator_optimizer)
         )  # a game's loss may rise
         for number in curator.track(range(self.iterations), "generator", self.iterations):
-            game.improve(self.steps // self.critic + number, rescue)
+            game.improve(self.steps // self.discriminator_steps + number, rescue)
         return aggregate.counts
 
     def _classify(self, curator: Curator, front: Front) -> None:
@@ -240,7 +288,7 @@ class DPAF(Method):
             return F.cross_entropy(classifier(images), labels, reduction="none")
 
         for step in curator.steps(_CLASSIFIER, keep={"classifier": model, "classifier optimizer": optimizer}):
-            step.noisy_gradient(_GRADIENT, model, loss, clip_norm=self.clip).apply(optimizer)
+            step.noisy_gradient(_GRADIENT, model, loss, clip_norm=self.clip_norm).apply(optimizer)
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         images: Tensor = model(labels)
@@ -272,7 +320,7 @@ class _Game:
         self.method, self.generator, self.front, self.back, self.aggregate = method, generator, front, back, aggregate
         self.classes = len(aggregate.get_buffer("total"))
         device = aggregate.get_buffer("total").device
-        self.labels = torch.arange(self.classes, device=device).repeat_interleave(method.fakes)
+        self.labels = torch.arange(self.classes, device=device).repeat_interleave(method.fakes_per_class)
         self.generator_optimizer = torch.optim.Adam(generator.parameters(), lr=method.learning_rate, betas=(0.5, 0.99))
         rate = method.discriminator_learning_rate
         self.back_optimizer = torch.optim.Adam(back.parameters(), lr=rate, betas=(0.5, 0.99))
@@ -284,17 +332,21 @@ class _Game:
     @property
     def keep(self) -> dict[str, Any]:
         kept = {
-            "generator": self.generator, "front": self.front, "back": self.back, "aggregate": self.aggregate,
-            "generator optimizer": self.generator_optimizer, "back optimizer": self.back_optimizer,
-        }  # fmt: skip
+            "generator": self.generator,
+            "front": self.front,
+            "back": self.back,
+            "aggregate": self.aggregate,
+            "generator optimizer": self.generator_optimizer,
+            "back optimizer": self.back_optimizer,
+        }
         return kept | ({"front optimizer": self.front_optimizer} if self.front_optimizer else {})
 
     def learn(self, step: Step, answer: Tensor, noise: float) -> None:
         """The discriminator's part of a step: behind the sum from the answer, in front of it by one more block."""
         method = self.method
-        if not method.adversarial and self.front_optimizer is None:
+        if not method.adversarial_weight and self.front_optimizer is None:
             return
-        expected = method.rate * self.aggregate.sizes[:, None]
+        expected = method.sampling_rate * self.aggregate.sizes[:, None]
         with torch.no_grad():
             fakes = self.generator(self.labels)
             vectors = self.front(fakes, self.labels).view(self.classes, -1, self.front.length)
@@ -302,21 +354,21 @@ class _Game:
         fake = vectors.mean(1) + noise / expected * torch.randn_like(answer)
         real = answer / expected
         toward_real, toward_fake = torch.zeros_like(real), torch.zeros_like(real)
-        if method.adversarial:
+        if method.adversarial_weight:
             real_leaf, fake_leaf = real.requires_grad_(True), fake.requires_grad_(True)
             each = self.labels.view(self.classes, -1)[:, 0]
             accepted = self.back(self.front.last_maps(real_leaf), each)
             refused = self.back(self.front.last_maps(fake_leaf), each)
             loss = F.softplus(-accepted).mean() + F.softplus(refused).mean()
             weights = list(self.back.parameters())
-            slopes = torch.autograd.grad(method.adversarial * loss, [real_leaf, fake_leaf, *weights])
+            slopes = torch.autograd.grad(method.adversarial_weight * loss, [real_leaf, fake_leaf, *weights])
             toward_real, toward_fake = slopes[:2]
             _apply(self.back_optimizer, weights, slopes[2:])
         if self.front_optimizer is None:
             return
-        if method.matching:
+        if method.matching_weight:
             # The front learns features in which the two differ: the loss is −|real − fake|².
-            apart = 2.0 * method.matching * (self.target - vectors.mean(1))
+            apart = 2.0 * method.matching_weight * (self.target - vectors.mean(1))
             toward_real, toward_fake = toward_real - apart, toward_fake + apart
         size = torch.sqrt(toward_real.square().sum() + toward_fake.square().sum()).clamp(min=1e-30)
         self._turn(step, toward_real / size, toward_fake / size, fakes)
@@ -335,30 +387,30 @@ class _Game:
         rows = torch.arange(len(fakes), device=fakes.device)
         batch = Batch(fakes, self.labels, Draws((0, 0), rows, rows * 0), fakes.new_ones(len(fakes), 1))
         parts = clipped_sum(self.front, fake_loss, batch, clip)
-        share = method.rate * self.aggregate.counts.total / len(fakes)
+        share = method.sampling_rate * self.aggregate.counts.total / len(fakes)
         gradient = gradient + NoisyGradient.of(self.front, {name: share * parts[name] for name in gradient.names})
         self.waiting = gradient if self.waiting is None else self.waiting + gradient
         if (step.index + 1) % method.asymmetry == 0 and self.front_optimizer is not None:
             # A sum of noisy gradients; one noise for a union of batches would not do, a record may be in several.
-            (self.waiting / method.clip).apply(self.front_optimizer)
+            (self.waiting / method.clip_norm).apply(self.front_optimizer)
             self.waiting = None
 
     def improve(self, number: int, rescue: DivergenceGuard | None = None) -> None:
         """The generator's step: each fake by itself before the judge, and their means against the aggregate."""
         method = self.method
-        done = number / max(1, method.steps // method.critic + method.iterations)
+        done = number / max(1, method.steps // method.discriminator_steps + method.iterations)
         # A gentle start, then half a cosine: noise in the gradients weighs less at the end.
         share = min(1.0, 20.0 * done + 0.05) * 0.5 * (1.0 + math.cos(math.pi * done))
         for group in self.generator_optimizer.param_groups:
             group["lr"] = share * method.learning_rate * (rescue.rate if rescue else 1.0)
         vectors = self.front(self.generator(self.labels), self.labels)
         loss = vectors.new_zeros(())
-        if method.matching:
+        if method.matching_weight:
             grouped = vectors.view(self.classes, -1, self.front.length)
-            loss = method.matching * distance(grouped, self.target)
-        if method.adversarial:
+            loss = method.matching_weight * distance(grouped, self.target)
+        if method.adversarial_weight:
             believed = self.back(self.front.last_maps(vectors), self.labels)
-            loss = loss + method.adversarial * F.softplus(-believed).mean()
+            loss = loss + method.adversarial_weight * F.softplus(-believed).mean()
         if rescue is not None and rescue.needed(loss):
             return
         weights = list(self.generator.parameters())

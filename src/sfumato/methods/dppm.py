@@ -60,38 +60,38 @@ class DPPM(Method):
     # Training
     objective: str = "denoising"
     width: int = 32
-    coarsest: int = 7
-    patch: int = 2
-    rate: float = 0.05
+    coarsest_size: int = 7
+    patch_size: int = 2
+    sampling_rate: float = 0.05
     steps: int = 500
     draws: int = 1
-    clip: float = 0.1
+    clip_norm: float = 0.1
     learning_rate: float = 0.003
-    average: float = 0.998
+    ema_decay: float = 0.998
     mean_noise: float = 4.0
-    mean_size: float = 0.5
+    mean_clip_rms: float = 0.5
     covariance_noise: float = 3.0
     frequencies: int = 14
     filter_steps: int = 100
     filter_learning_rate: float = 30.0
-    level_mean: float = -0.7
-    level_deviation: float = 1.2
-    spread: float = 0.5
-    response: float = 0.0
+    log_sigma_mean: float = -0.7
+    log_sigma_std: float = 1.2
+    sigma_data: float = 0.5
+    response_epsilon: float = 0.0
     neighbours: int = 10
-    half_precision: bool = False
+    bfloat16: bool = False
     # Training as published
     iterations: int = 10_000
-    batch: int = 128
+    batch_size: int = 128
     # Sampling
     sampler: str = "heun"
-    levels: int = 18
-    largest_level: float = 10.0
-    smallest_level: float = 0.2
-    decay: float = 7.0
-    leapfrog: int = 3
+    sampling_steps: int = 18
+    sigma_max: float = 10.0
+    sigma_min: float = 0.2
+    rho: float = 7.0
+    leapfrog_steps: int = 3
     step_size: float = 0.5
-    kinetic: str = "gaussian"
+    momentum_distribution: str = "gaussian"
     metropolis: bool = True
     max_rejections: int = 3
 
@@ -100,37 +100,37 @@ class DPPM(Method):
         for field, allowed in (
             ("objective", ("denoising", "sliced")),
             ("sampler", ("hamiltonian", "heun")),
-            ("kinetic", get_args(Kinetic)),
+            ("momentum_distribution", get_args(Kinetic)),
         ):
             if getattr(self, field) not in allowed:
                 raise ValueError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}")
-        if self.response > 0 and self.variant == "certified" and self.objective == "denoising":
+        if self.response_epsilon > 0 and self.variant == "certified" and self.objective == "denoising":
             raise ValueError("randomised response acts on projections: use objective = 'sliced', or response = 0")
         if self.neighbours < 2:
             raise ValueError(f"randomised response needs at least 2 neighbours, not {self.neighbours}")
-        if self.decay == 0:
-            raise ValueError("the decay of noise levels cannot be 0; 7 is the default and -2 the paper's")
-        if not 0 < self.smallest_level < self.largest_level:
-            raise ValueError("the smallest noise level must be positive and below the largest")
+        if self.rho == 0:
+            raise ValueError("rho cannot be 0; 7 is the default and -2 the paper's")
+        if not 0 < self.sigma_min < self.sigma_max:
+            raise ValueError("sigma_min must be positive and below sigma_max")
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
         return cls(
             variant=variant,
             width=4,
-            patch=4,
-            rate=0.6,
+            patch_size=4,
+            sampling_rate=0.6,
             steps=2,
             draws=2,
-            clip=0.01,
-            mean_size=0.1,
+            clip_norm=0.01,
+            mean_clip_rms=0.1,
             frequencies=3,
             filter_steps=2,
             neighbours=3,
             iterations=2,
-            batch=8,
-            levels=2,
-            leapfrog=1,
+            batch_size=8,
+            sampling_steps=2,
+            leapfrog_steps=1,
             max_rejections=1,
         )
 
@@ -141,14 +141,22 @@ class DPPM(Method):
         if self.covariance_noise > 0:
             events.append(SubsampledGaussian(_SHAPES, (Block(_SHAPES, self.covariance_noise),)))
         if self.filter_steps:
-            events.append(label_filter_query(sampling_rate=self.rate, steps=self.filter_steps))
-        return (*events, SubsampledGaussian(_TRAIN, (Block(_GRADIENT),), sampling_rate=self.rate, steps=self.steps))
+            events.append(label_filter_query(sampling_rate=self.sampling_rate, steps=self.filter_steps))
+        return (
+            *events,
+            SubsampledGaussian(_TRAIN, (Block(_GRADIENT),), sampling_rate=self.sampling_rate, steps=self.steps),
+        )
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
         if self.variant == "published":
             return RefineNet(shape, classes, width=self.width)
-        sizes = {"width": self.width, "coarsest": self.coarsest, "patch": self.patch, "frequencies": self.frequencies}
-        score = ScoreNetwork(shape, classes, spread=self.spread, **sizes)
+        sizes = {
+            "width": self.width,
+            "coarsest": self.coarsest_size,
+            "patch": self.patch_size,
+            "frequencies": self.frequencies,
+        }
+        score = ScoreNetwork(shape, classes, spread=self.sigma_data, **sizes)
         return FilteredGenerator(score, LabelFilter(shape, classes)) if self.filter_steps else score
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
@@ -158,14 +166,14 @@ class DPPM(Method):
         score = _score(released)
         counts = self._start(curator, score.gaussians)
         if isinstance(released, FilteredGenerator):
-            batch = self.rate * counts.total
+            batch = self.sampling_rate * counts.total
             train_label_filter(curator, released.judge, batch=batch, learning_rate=self.filter_learning_rate)
         self._train(curator, score)
         return released, counts
 
     def _start(self, curator: Curator, gaussians: ClassGaussians) -> Counts:
         """The slow waves of the mean images, with noisy counts, by one question; covariances by another."""
-        size = self.mean_size * math.sqrt(math.prod(curator.shape))
+        size = self.mean_clip_rms * math.sqrt(math.prod(curator.shape))
         count = _COUNT_SHARE * size
 
         def waves(images: Tensor, labels: Tensor, random: object) -> Tensor:
@@ -181,7 +189,7 @@ class DPPM(Method):
         gaussians.means.copy_(2.0 * means.clamp(0.0, 1.0) - 1.0)
         if self.covariance_noise <= 0:
             return counts
-        radius, waves_count = self.spread * math.sqrt(math.prod(curator.shape)), math.prod(gaussians.waves)
+        radius, waves_count = self.sigma_data * math.sqrt(math.prod(curator.shape)), math.prod(gaussians.waves)
         upper = torch.triu_indices(waves_count, waves_count, device=curator.device)
         # Twice there and asked for once: with this factor the vector is as long as the matrix.
         weight = torch.where(upper[0] == upper[1], 1.0, math.sqrt(2.0)).to(torch.get_default_dtype())
@@ -207,10 +215,10 @@ class DPPM(Method):
         keep = {"model": model, "average": average, "optimizer": optimizer}
         for step in curator.steps(_TRAIN, keep=keep):
             optimizer.param_groups[0]["lr"] = self.learning_rate * cosine_decay(step.index / self.steps, final=0.1)
-            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip_norm=self.clip, draws=self.draws)
+            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip_norm=self.clip_norm, draws=self.draws)
             # Adam does not see the scale; the clip is public and makes it one.
-            (gradient / self.clip).apply(optimizer)
-            ema_update(average, model, index=step.index, decay=self.average)
+            (gradient / self.clip_norm).apply(optimizer)
+            ema_update(average, model, index=step.index, decay=self.ema_decay)
         model.load_state_dict(average.state_dict())
 
     # The loss of one row: its image at a noise level of its own
@@ -222,7 +230,7 @@ class DPPM(Method):
         if self.objective == "sliced":
             projection, response = self._projections(random, images.shape[1:])
             return sliced_loss(model, noisy, level, labels, projection, response)
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half_precision):
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bfloat16):
             residual, linear, size = model.residual(noisy, level, labels)
         return (residual.to(clean.dtype) - (clean - linear) / size).square().flatten(1).mean(1)
 
@@ -234,17 +242,17 @@ class DPPM(Method):
     def _log_normal(self, place: Tensor) -> Tensor:
         # Neither end can be reached, where the level would be 0 or infinite.
         normal = torch.special.ndtri(place.clamp(1e-6, 1.0 - 1e-6))
-        return torch.exp(self.level_mean + self.level_deviation * normal)
+        return torch.exp(self.log_sigma_mean + self.log_sigma_std * normal)
 
     def _projections(self, random: Draws, shape: torch.Size) -> tuple[Tensor, Tensor]:
         """A projection and its randomised response, among projections that are this row's alone."""
-        if self.response <= 0:
+        if self.response_epsilon <= 0:
             projection = random.normal("projections", *shape)
             return projection, projection
         pool = random.normal("projections", 2 * self.neighbours, math.prod(shape))
         similarity = nn.functional.cosine_similarity(pool[:, :1], pool, dim=2)
         uniform = random.uniform("response", 2)
-        chosen = respond(similarity, neighbours=self.neighbours, epsilon=self.response, uniform=uniform)
+        chosen = respond(similarity, neighbours=self.neighbours, epsilon=self.response_epsilon, uniform=uniform)
         answer = pool.gather(1, chosen[:, None, None].expand(-1, 1, pool.shape[2]))[:, 0]
         return pool[:, 0].reshape(-1, *shape), answer.reshape(-1, *shape)
 
@@ -254,17 +262,17 @@ class DPPM(Method):
         scale = 255.0 if pixels.dtype.kind == "u" else 1.0
         images, labels = torch.as_tensor(pixels), torch.as_tensor(classes, dtype=torch.int64)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
-        epsilon = self.response if self.response > 0 else 1.0
+        epsilon = self.response_epsilon if self.response_epsilon > 0 else 1.0
         iterations = self.iterations if len(images) else 0
         for _ in curator.track(range(iterations), _TRAIN, iterations):
-            rows = torch.randint(len(images), (self.batch,))
+            rows = torch.randint(len(images), (self.batch_size,))
             clean = 2.0 * images[rows].to(curator.device, torch.get_default_dtype()) / scale - 1.0
-            level = self._log_normal(torch.rand(self.batch, device=clean.device, dtype=clean.dtype))
+            level = self._log_normal(torch.rand(self.batch_size, device=clean.device, dtype=clean.dtype))
             noisy = clean + column(level) * torch.randn_like(clean)
             projection = torch.randn_like(clean)
             direction = nn.functional.normalize(projection.flatten(1), dim=1)
-            uniform = torch.rand(self.batch, 2, device=clean.device)
-            neighbours = min(self.neighbours, self.batch)
+            uniform = torch.rand(self.batch_size, 2, device=clean.device)
+            neighbours = min(self.neighbours, self.batch_size)
             chosen = respond(direction @ direction.T, neighbours=neighbours, epsilon=epsilon, uniform=uniform)
             target = labels[rows].to(clean.device)
             loss = sliced_loss(model, noisy, level, target, projection, projection[chosen]).mean()
@@ -288,7 +296,7 @@ class DPPM(Method):
     def _draw(self, network: ScoreNetwork | RefineNet, labels: Tensor) -> Tensor:
 
         def denoise(images: Tensor, level: Tensor) -> Tensor:
-            with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half_precision):
+            with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bfloat16):
                 clean = network.denoise(images, level, labels)
             # An estimate outside the pixels' range is known to be wrong.
             return torch.nan_to_num(clean.to(images.dtype)).clamp(-1.0, 1.0)
@@ -296,14 +304,18 @@ class DPPM(Method):
         def score(images: Tensor, level: Tensor) -> Tensor:
             return (denoise(images, level) - images) / column(level.square())
 
-        ends = {"largest": self.largest_level, "smallest": self.smallest_level}
-        levels = noise_levels(self.levels, bend=self.decay, **ends)
-        images = network.start(labels, self.largest_level)
+        ends = {"largest": self.sigma_max, "smallest": self.sigma_min}
+        levels = noise_levels(self.sampling_steps, bend=self.rho, **ends)
+        images = network.start(labels, self.sigma_max)
         if self.sampler == "heun":
             images = heun(denoise, images, levels)
         else:
-            options: dict[str, Any] = {"leapfrog": self.leapfrog, "step": self.step_size, "metropolis": self.metropolis}
-            images = hamiltonian(score, images, levels, kinetic=cast(Kinetic, self.kinetic), **options)
+            options: dict[str, Any] = {
+                "leapfrog": self.leapfrog_steps,
+                "step": self.step_size,
+                "metropolis": self.metropolis,
+            }
+            images = hamiltonian(score, images, levels, kinetic=cast(Kinetic, self.momentum_distribution), **options)
             images = denoise(images, images.new_full((len(images),), levels[-1]))
         return ((images + 1.0) / 2.0).clamp(0.0, 1.0)
 

@@ -46,7 +46,7 @@ class PRIVAE(Method):
     into encoder and decoder; fully connected networks and Adam. The ``published`` variant takes the noise from the
     claim and gets the ε that it really has.
 
-    >>> plan = PRIVAE(variant="grouped", rate=256 / 60000, steps=2344).plan(Budget(epsilon=10, delta=1e-5))
+    >>> plan = PRIVAE(variant="grouped", sampling_rate=256 / 60000, steps=2344).plan(Budget(epsilon=10, delta=1e-5))
     >>> 0.487 < plan.event("training").noise_multiplier < 0.497
     True
     """
@@ -63,20 +63,20 @@ class PRIVAE(Method):
         "published": "grouped with the authors' noise, certified at the ε it really has",
     }
 
-    rate: float = 0.03
+    sampling_rate: float = 0.03
     steps: int = 300
-    batch: int = 0
+    batch_size: int = 0
     groups: int = 16
-    clip: float = 1.0
-    group_clip: float = 0.003
+    clip_norm: float = 1.0
+    group_clip_norm: float = 0.003
     prior: str = "sparse"
     divergence: str = "mmd"
     alpha: float = 1000.0
     beta: float = 1.0
     draws: int = 1
     likelihood: str = "bernoulli"
-    deviation: float = 0.05
-    code: int = 50
+    pixel_std: float = 0.05
+    latent_dim: int = 50
     hidden: int = 100
     depth: int = 1
     learning_rate: float = 0.01
@@ -105,17 +105,39 @@ class PRIVAE(Method):
         sizes = {"micro-aggregation": (0.07, 20, 1), "batch-aggregation": (0.1, 16, 2), "published": (0.9, 3, 30)}
         rate, steps, batch = sizes.get(variant, (0.7, 2, 30))
         return cls(
-            variant=variant, rate=rate, steps=steps, batch=batch, groups=16, clip=0.5, group_clip=0.001, alpha=1e6,
-            code=1, hidden=2, learning_rate=0.002, count_noise=5.0,
-        )  # fmt: skip
+            variant=variant,
+            sampling_rate=rate,
+            steps=steps,
+            batch_size=batch,
+            groups=16,
+            clip_norm=0.5,
+            group_clip_norm=0.001,
+            alpha=1e6,
+            latent_dim=1,
+            hidden=2,
+            learning_rate=0.002,
+            count_noise=5.0,
+        )
 
     @classmethod
     def as_in_the_paper(cls, variant: str = "published", *, claimed_epsilon: float = 10.0) -> Self:
         """The authors' settings for Fashion-MNIST, as far as the paper gives them."""
         return cls(
-            variant=variant, rate=256 / 60000, steps=2344, batch=256, groups=16, clip=0.05, group_clip=0.005,
-            prior="sparse", divergence="mmd", alpha=100.0, beta=1.0, draws=1, code=50, claimed_epsilon=claimed_epsilon,
-        )  # fmt: skip
+            variant=variant,
+            sampling_rate=256 / 60000,
+            steps=2344,
+            batch_size=256,
+            groups=16,
+            clip_norm=0.05,
+            group_clip_norm=0.005,
+            prior="sparse",
+            divergence="mmd",
+            alpha=100.0,
+            beta=1.0,
+            draws=1,
+            latent_dim=50,
+            claimed_epsilon=claimed_epsilon,
+        )
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
         blocks: tuple[Block, ...] = (Block("gradient"),)
@@ -128,24 +150,24 @@ class PRIVAE(Method):
             blocks = (Block("gradient", noise, fixed=True), *groups)
         return (
             SubsampledGaussian(_COUNTS, (Block(_COUNTS, self.count_noise, fixed=True),)),
-            SubsampledGaussian(_TRAIN, blocks, sampling_rate=self.rate, steps=self.steps),
+            SubsampledGaussian(_TRAIN, blocks, sampling_rate=self.sampling_rate, steps=self.steps),
         )
 
     def claim(self) -> dict[str, Any] | None:
-        if self.variant != "published" or (self.rate, self.steps) != _CLAIMED_FOR:
+        if self.variant != "published" or (self.sampling_rate, self.steps) != _CLAIMED_FOR:
             return None
         return {"epsilon": self.claimed_epsilon, "delta": _DELTA, "by": self.paper}
 
     def build(self, shape: Shape, classes: int) -> VariationalAutoencoder:
-        return VariationalAutoencoder(shape, classes, code=self.code, hidden=self.hidden, depth=self.depth)
+        return VariationalAutoencoder(shape, classes, code=self.latent_dim, hidden=self.hidden, depth=self.depth)
 
     def code_prior(self) -> Prior:
-        return _PRIORS[self.prior](self.code)
+        return _PRIORS[self.prior](self.latent_dim)
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts]:
         counts = curator.noisy_histogram(_COUNTS)
         # B: a public number, or made of one that was released.
-        size = float(self.batch or max(1.0, self.rate * counts.total))
+        size = float(self.batch_size or max(1.0, self.sampling_rate * counts.total))
         model = self.build(curator.shape, len(curator.classes)).to(curator.device)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         noise = curator.plan.event(_TRAIN).blocks[0].noise_multiplier
@@ -179,20 +201,22 @@ class Terms:
         """The noisy gradient of one step, by the method's variant; ``size`` is the public B."""
         method = self.method
         if method.variant == "batch-aggregation":
-            whole = Grouped(None, self.whole, groups=1, clips=(0.0, method.clip), batch=size)
+            whole = Grouped(None, self.whole, groups=1, clips=(0.0, method.clip_norm), batch=size)
             return step.noisy_terms("gradient", model, whole, draws=method.draws)
         if method.variant == "micro-aggregation":
             # A public cap that a batch of this expected size exceeds about once in a thousand steps.
-            cap = method.batch or math.ceil(size + 3 * math.sqrt(size))
-            return step.noisy_terms("gradient", model, Coupled(self.own, self.shared, method.clip, cap))
+            cap = method.batch_size or math.ceil(size + 3 * math.sqrt(size))
+            return step.noisy_terms("gradient", model, Coupled(self.own, self.shared, method.clip_norm, cap))
         if method.variant == "linearised" or not method.alpha:
             loss = self.linearised(step, model, size) if method.alpha else self.own
-            return step.noisy_gradient("gradient", model, loss, clip_norm=method.clip, draws=method.draws) / size
+            return step.noisy_gradient("gradient", model, loss, clip_norm=method.clip_norm, draws=method.draws) / size
         if method.variant == "published":
-            own = step.noisy_gradient("gradient", model, self.own, clip_norm=method.clip, draws=method.draws) / size
-            shared = Grouped(None, self.shared, groups=method.groups, clips=(0.0, method.group_clip), batch=size)
+            own = (
+                step.noisy_gradient("gradient", model, self.own, clip_norm=method.clip_norm, draws=method.draws) / size
+            )
+            shared = Grouped(None, self.shared, groups=method.groups, clips=(0.0, method.group_clip_norm), batch=size)
             return own + step.noisy_terms("groups", model, shared, draws=method.draws)
-        clips = (method.clip, method.group_clip)
+        clips = (method.clip_norm, method.group_clip_norm)
         terms = Grouped(self.own, self.shared, groups=method.groups, clips=clips, batch=size)
         return step.noisy_terms("gradient", model, terms, draws=method.draws)
 
@@ -203,18 +227,18 @@ class Terms:
     def _own(
         self, model: VariationalAutoencoder, posterior: Posterior, images: Tensor, labels: Tensor, random: Draws
     ) -> Tensor:
-        codes = posterior.draw(random.normal("latent", self.method.code))
+        codes = posterior.draw(random.normal("latent", self.method.latent_dim))
         logits, targets = model.decode(codes, labels).flatten(1), images.flatten(1)
         if self.method.likelihood == "bernoulli":
             pixels = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
         else:
-            pixels = -log_normal(targets, torch.sigmoid(logits), self.method.deviation)
+            pixels = -log_normal(targets, torch.sigmoid(logits), self.method.pixel_std)
         divergence = posterior.log_density(codes) - self.prior.log_density(codes)
         return pixels.sum(1) + self.method.beta * divergence
 
     def _embed(self, posterior: Posterior, random: Draws) -> Tensor:
         """ψ: one vector of norm at most 1 per row."""
-        return self.divergence.embed(posterior, random.normal("embedded", self.method.code))
+        return self.divergence.embed(posterior, random.normal("embedded", self.method.latent_dim))
 
     def shared(self, model: VariationalAutoencoder, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
         """α·D of all rows together, one number."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import difflib
 from importlib import import_module
+from pathlib import Path
 
 from sfumato.methods.base import Method
+from sfumato.methods.first_edition import current_parameters
+from sfumato.release.card import Card
+from sfumato.release.release import Release
 
 METHODS: dict[str, str] = {
+    "dp-diffusion": "sfumato.methods.dp_diffusion:DPDiffusion",
     "dp-lflow": "sfumato.methods.dp_lflow:DPLFlow",
     "dp-merf": "sfumato.methods.dp_merf:DPMERF",
     "dp-realnvp": "sfumato.methods.dp_realnvp:DPRealNVP",
@@ -29,3 +34,12 @@ def find(name: str) -> type[Method]:
     module, _, attribute = METHODS[name].partition(":")
     method: type[Method] = getattr(import_module(module), attribute)
     return method
+
+
+def load(folder: str | Path) -> Release:
+    """The release in ``folder``; its method is found by the card's name and rebuilt from the card's parameters."""
+    return Release.read(folder, _method_for)
+
+
+def _method_for(card: Card) -> Method:
+    return find(card.method).configured(current_parameters(card.method, card.parameters))

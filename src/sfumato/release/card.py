@@ -1,26 +1,30 @@
-"""The card: what a release promises and how that is known, as plain data. Nothing private goes into it."""
+"""The card: what is guaranteed for a release and how that follows from its events. It holds no private value."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
-from sfumato.privacy import Budget, Event, Ledger, Plan, Randomness, RawAccess, SubsampledGaussian
+from sfumato.privacy import AnyBudget, Budget, Event, Ledger, Plan, Randomness, RawAccess, SubsampledGaussian
 from sfumato.privacy.accounting import ACCOUNTANT, epsilon, relation
+from sfumato.privacy.budget import Unit
+from sfumato.privacy.events import event_from_json
 from sfumato.privacy.randomness import DESCRIPTION
 from sfumato.release.attack_bounds import best_guess, most_recognised
 
+CERTIFIED, NO_GUARANTEE = "certified", "no guarantee"
 FALSE_ALARMS = (1000, 100, 10)
 """One false alarm in so many."""
 PACKAGES = ("sfumato", "torch", "numpy", "dp-accounting", "safetensors")
 
 
 def rounded_up(value: float, digits: int = 3) -> float:
-    """To ``digits`` significant digits, never below the value: a printed ε is never smaller than the true one."""
+    """Round up to ``digits`` significant digits, so that a printed ε is never smaller than the computed one."""
     if value == 0 or not math.isfinite(value):
         return value
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(abs(value))))
@@ -28,11 +32,131 @@ def rounded_up(value: float, digits: int = 3) -> float:
     return math.ceil(value * scale * (1 - 1e-12)) / scale
 
 
+@dataclass(frozen=True)
+class Claim:
+    """An ε that the authors of a method claim for the same noise; pages show it struck through."""
+
+    epsilon: float
+    delta: float
+    by: str
+
+
+@dataclass(frozen=True)
+class LedgerHead:
+    """The last ledger entry when the card was made: the number of entries and the hash that chains them."""
+
+    length: int
+    hash: str
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """The part of a card that is repeated with every number measured on its images."""
+
+    status: str
+    epsilon: float | None
+    delta: float | None
+    unit: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The four entries under the names that a card has for them."""
+        return {"guarantee": self.status, "epsilon": self.epsilon, "delta": self.delta, "unit": self.unit}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The guarantee that ``to_json`` wrote."""
+        return cls(data["guarantee"], data["epsilon"], data["delta"], data["unit"])
+
+
+@dataclass(frozen=True)
+class Card:
+    """Everything that is stated about a release. The fields are the keys of ``card.json``, in this order."""
+
+    guarantee: str
+    epsilon: float | None
+    delta: float | None
+    unit: Unit
+    claim: Claim | None
+    relation: str
+    sentence: str
+    best_guess: float
+    recognised: Mapping[str, float] | None
+    reasons: tuple[str, ...]
+    collection_epsilon: float | None
+    method: str
+    variant: str
+    paper: str
+    parameters: Mapping[str, Any]
+    events: tuple[Event, ...]
+    sampler: str
+    accountant: str
+    randomness: str
+    public: tuple[str, ...]
+    shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+    class_counts: tuple[float, ...] | None
+    class_counts_are: str | None
+    audits: tuple[str, ...]
+    ledger_head: LedgerHead
+    run: str
+    made: str
+    command: str | None
+    device: str
+    versions: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if self.guarantee not in (CERTIFIED, NO_GUARANTEE):
+            raise ValueError(f'a guarantee is "{CERTIFIED}" or "{NO_GUARANTEE}", not {self.guarantee!r}')
+        if not self.sentence.strip():
+            raise ValueError("a card must state its guarantee in a sentence")
+        if self.certified:
+            numbers = (self.epsilon, self.delta)
+            if any(number is None or not math.isfinite(number) or number < 0 for number in numbers):
+                raise ValueError("a certified card must give a finite epsilon and delta")
+
+    @property
+    def certified(self) -> bool:
+        """Whether the release is covered by the (ε, δ) of this card."""
+        return self.guarantee == CERTIFIED
+
+    def summary(self) -> Guarantee:
+        """Status, ε, δ and unit, for results that are measured on the release's images."""
+        return Guarantee(self.guarantee, self.epsilon, self.delta, self.unit)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``card.json``."""
+        data = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return {**data, "events": [event.to_json() for event in self.events]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The card that ``to_json`` wrote; a missing or an unknown entry is an error that names it."""
+        names = [field.name for field in fields(cls)]
+        missing, unknown = [name for name in names if name not in data], sorted(set(data) - set(names))
+        if missing or unknown:
+            raise ValueError(f"the card lacks {missing}" if missing else f"the card has unknown entries {unknown}")
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value := data[name], list) else value for name in names
+        }
+        values["claim"] = None if data["claim"] is None else Claim(**data["claim"])
+        values["events"] = tuple(event_from_json(event) for event in data["events"])
+        values["ledger_head"] = LedgerHead(**data["ledger_head"])
+        return cls(**values)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Claim | LedgerHead):
+        return asdict(value)
+    if isinstance(value, tuple):
+        return list(value)
+    return dict(value) if isinstance(value, Mapping) else value
+
+
 def make_card(
     *,
     method: str,
     paper: str,
-    parameters: dict[str, Any],
+    parameters: Mapping[str, Any],
     plan: Plan,
     ledger: Ledger,
     run: str,
@@ -44,71 +168,72 @@ def make_card(
     max_images_per_unit: int,
     device: str,
     command: str | None,
-    claim: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Certified where every access was a Curator's answer, no guarantee where the records were opened."""
+    claim: Mapping[str, Any] | None = None,
+) -> Card:
+    """The card of a run: certified if the Curator alone read the records, no guarantee if they were handed out."""
     events = ledger.events(run)
     reasons = [event.reason for event in events if isinstance(event, RawAccess)]
     if randomness.seeded:
-        reasons.append("a fixed seed was used, for tests: whoever knows it can take the noise away")
+        reasons.append("a fixed seed was used, for tests: whoever knows it can remove the noise")
     budget = plan.budget
     certified = not reasons and isinstance(budget, Budget)
-    spent = epsilon(events, budget.delta) if certified else math.inf
-    length, digest = ledger.head
-    card: dict[str, Any] = {
-        "guarantee": "certified" if certified else "no guarantee",
-        "epsilon": rounded_up(spent) if certified else None,
-        "delta": budget.delta if certified else None,
-        "unit": budget.unit,
-        "claim": claim,
-        "relation": relation(events),
-        "sentence": "",
-        "best_guess": rounded_up(best_guess(events)) if certified else 1.0,
-        "recognised": {str(often): rounded_up(most_recognised(events, 1 / often)) for often in FALSE_ALARMS}
-        if certified
-        else None,
-        "reasons": reasons,
-        "collection_epsilon": rounded_up(ledger.spent()) if math.isfinite(ledger.spent()) else None,
-        "method": method,
-        "variant": parameters["variant"],
-        "paper": paper,
-        "parameters": parameters,
-        "events": [event.to_json() for event in events],
-        "sampler": _sampler(events),
-        "accountant": ACCOUNTANT,
-        "randomness": f"{DESCRIPTION}{' (FIXED SEED)' if randomness.seeded else ''}",
-        "public": _public(shape, classes, declared_size, budget.unit, max_images_per_unit),
-        "shape": list(shape),
-        "classes": list(classes),
-        "class_counts": None if counts is None else [round(float(value), 1) for value in counts],
-        "class_counts_are": "noisy counts of units, part of the spending" if counts is not None else None,
-        "audits": [],
-        "ledger_head": {"length": length, "hash": digest},
-        "run": run,
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command,
-        "device": device.partition(":")[0],
-        "versions": {
+    spent = rounded_up(epsilon(events, budget.delta)) if certified else None
+    guess = rounded_up(best_guess(events)) if certified else 1.0
+    return Card(
+        guarantee=CERTIFIED if certified else NO_GUARANTEE,
+        epsilon=spent,
+        delta=budget.delta if certified else None,
+        unit=budget.unit,
+        claim=None if claim is None else Claim(**claim),
+        relation=relation(events),
+        sentence=_no_guarantee_sentence(reasons) if spent is None else _sentence(spent, budget, guess),
+        best_guess=guess,
+        recognised=_recognised(events) if certified else None,
+        reasons=tuple(reasons),
+        collection_epsilon=rounded_up(ledger.spent()) if math.isfinite(ledger.spent()) else None,
+        method=method,
+        variant=parameters["variant"],
+        paper=paper,
+        parameters=dict(parameters),
+        events=tuple(events),
+        sampler=_sampler(events),
+        accountant=ACCOUNTANT,
+        randomness=f"{DESCRIPTION}{' (FIXED SEED)' if randomness.seeded else ''}",
+        public=_public(shape, classes, declared_size, budget.unit, max_images_per_unit),
+        shape=shape,
+        classes=tuple(classes),
+        class_counts=None if counts is None else tuple(round(float(value), 1) for value in counts),
+        class_counts_are="noisy counts of units, part of the spending" if counts is not None else None,
+        audits=(),
+        ledger_head=LedgerHead(*ledger.head),
+        run=run,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
+        device=device.partition(":")[0],
+        versions={
             "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in PACKAGES},
         },
-    }
-    card["sentence"] = sentence(card)
-    return card
+    )
 
 
-def sentence(card: dict[str, Any]) -> str:
-    """The guarantee in words."""
-    if card["guarantee"] != "certified":
-        return (
-            "NO GUARANTEE. These images were not made under differential privacy "
-            f"({'; '.join(card['reasons']) or 'the budget promised nothing'}). Treat them as you treat the originals."
-        )
+def _recognised(events: Sequence[Event]) -> dict[str, float]:
+    return {str(often): rounded_up(most_recognised(events, 1 / often)) for often in FALSE_ALARMS}
+
+
+def _no_guarantee_sentence(reasons: Sequence[str]) -> str:
     return (
-        f"Whether or not any one {card['unit']} was in the collection changes the probability of every possible "
-        f"release by at most a factor of e^{card['epsilon']:g}, except with probability {card['delta']:g}. Someone who "
-        f"guesses whether a given {card['unit']} was in it, and would be right half the time without the release, can "
-        f"be right at most {100 * card['best_guess']:.1f} % of the time with it."
+        "NO GUARANTEE. These images were not made under differential privacy "
+        f"({'; '.join(reasons) or 'no privacy budget was set'}). Treat them as you treat the originals."
+    )
+
+
+def _sentence(spent: float, budget: AnyBudget, guess: float) -> str:
+    return (
+        f"Whether or not any one {budget.unit} was in the collection changes the probability of every possible "
+        f"release by at most a factor of e^{spent:g}, except with probability {budget.delta:g}. Someone who "
+        f"guesses whether a given {budget.unit} was in it, and would be right half the time without the release, can "
+        f"be right at most {100 * guess:.1f} % of the time with it."
     )
 
 
@@ -119,13 +244,13 @@ def _sampler(events: Sequence[Event]) -> str:
     if not shards:
         return "independent Poisson coins, one for each unit"
     numbers = " and ".join(str(number) for number in shards)
-    return f"independent Poisson coins, one for each of {numbers} shards where units speak together"
+    return f"independent Poisson coins, one for each of {numbers} shards"
 
 
 def _public(
     shape: tuple[int, int, int], classes: Sequence[str], declared_size: int | None, unit: str, max_images: int
-) -> list[str]:
-    """What was treated as known to everyone, so that nobody has to guess it."""
+) -> tuple[str, ...]:
+    """What the accounting treats as known to everyone."""
     facts = [
         f"the image size, {shape[1]}×{shape[2]} with {shape[0]} channel{'s' if shape[0] > 1 else ''}",
         f"the label set, {len(classes)} class{'es' if len(classes) != 1 else ''} (not how many images each has)",
@@ -135,4 +260,4 @@ def _public(
         facts.append(f"the size of the collection, declared as about {declared_size}")
     if unit == "person":
         facts.append(f"that at most {max_images} images of a person are used at a time")
-    return facts
+    return tuple(facts)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
-from typing import Any
 
-import numpy as np
-
+from sfumato.privacy.events import RawAccess
+from sfumato.release.card import Card
 from sfumato.release.image_grid import data_address, grid
+from sfumato.release.synthetic import SyntheticImages
 
 STYLE = """
 :root { color-scheme: light; --ink: #23211e; --faint: #6d675e; --line: #ddd6ca; --paper: #fbf9f5; --good: #2f6b4f;
@@ -51,54 +51,54 @@ def html_page(title: str, body: str, *, style: str = "") -> str:
     )
 
 
-def card_page(card: dict[str, Any], samples: str, *, meaning: str = "", style: str = "") -> str:
+def card_page(card: Card, samples: str, *, meaning: str = "", style: str = "") -> str:
     """The whole page around ``samples``, markup that shows them; ``meaning`` follows the guarantee's sentence."""
-    certified = card["guarantee"] == "certified"
-    verdict = f'<span class="verdict{"" if certified else " none"}">{escape(card["guarantee"])}</span>'
+    certified = card.guarantee == "certified"
+    verdict = f'<span class="verdict{"" if certified else " none"}">{escape(card.guarantee)}</span>'
     numbers = (
-        f'<p class="numbers">ε = {card["epsilon"]:g} <small>at δ = {card["delta"]:g}, for each {escape(card["unit"])}'
+        f'<p class="numbers">ε = {card.epsilon:g} <small>at δ = {card.delta:g}, for each {escape(card.unit)}'
         "</small></p>"
         if certified
         else '<p class="numbers">ε = ∞</p>'
     )
-    if claim := card.get("claim"):
+    if claim := card.claim:
         numbers += (
-            f'<p class="note"><s>ε = {claim["epsilon"]:g} at δ = {claim["delta"]:g}</s> is what {escape(claim["by"])} '
+            f'<p class="note"><s>ε = {claim.epsilon:g} at δ = {claim.delta:g}</s> is what {escape(claim.by)} '
             "claims for the same noise; the number above is what follows from how the data was touched.</p>"
         )
     shared = ""
-    if certified and card["collection_epsilon"] != card["epsilon"]:
+    if certified and card.collection_epsilon != card.epsilon:
         shared = (
             f'<p class="note">Other runs have used the same collection. Together, everything on its ledger costs '
-            f"ε = {card['collection_epsilon']:g}.</p>"
+            f"ε = {card.collection_epsilon:g}.</p>"
         )
     sections = [
-        f"<h1>Synthetic images by {escape(card['method'])}</h1><p>{verdict}</p>{numbers}",
+        f"<h1>Synthetic images by {escape(card.method)}</h1><p>{verdict}</p>{numbers}",
         f"<p>{_sentence(card)}</p>{shared}{meaning}",
         f"<h2>Samples</h2>{samples}",
         "<h2>What was asked of the collection</h2>" + _events(card),
-        "<h2>What is treated as public</h2>" + _list(card["public"]),
+        "<h2>What is treated as public</h2>" + _list(card.public),
         "<h2>What is not covered</h2>" + _list(_limits(card)),
-        "<h2>How it was audited</h2>" + (_list(card["audits"]) if card["audits"] else "<p>No audit has been run.</p>"),
+        "<h2>How it was audited</h2>" + (_list(card.audits) if card.audits else "<p>No audit has been run.</p>"),
         "<h2>How it was made</h2>" + _made(card),
     ]
-    return html_page(f"{card['method']}: {card['guarantee']}", f"<main>{''.join(sections)}</main>", style=style)
+    return html_page(f"{card.method}: {card.guarantee}", f"<main>{''.join(sections)}</main>", style=style)
 
 
-def _sentence(card: dict[str, Any]) -> str:
+def _sentence(card: Card) -> str:
     """With δ in one piece: a line must not break after the hyphen of 1e-05."""
-    delta = f"{card['delta']:g}" if card["delta"] is not None else None
-    text = escape(card["sentence"])
+    delta = f"{card.delta:g}" if card.delta is not None else None
+    text = escape(card.sentence)
     return text if delta is None else text.replace(delta, f'<span class="whole">{delta}</span>')
 
 
-def sample_grid(card: dict[str, Any], images: np.ndarray, *, columns: int) -> str:
+def sample_grid(drawn: SyntheticImages, *, columns: int) -> str:
     """Samples as one picture, a row of ``columns`` for each of the first classes."""
-    picture = data_address(grid(images, columns=columns, scale=max(1, 56 // images.shape[-1])))
+    picture = data_address(grid(drawn.images, columns=columns, scale=max(1, 56 // drawn.images.shape[-1])))
     return (
         f'<img src="{picture}" alt="Synthetic samples, a row for each of the first classes">'
-        f'<p class="note">Classes: {escape(", ".join(card["classes"][:10]))}'
-        f"{', …' if len(card['classes']) > 10 else ''}. Drawn from the release, not from the collection.</p>"
+        f'<p class="note">Classes: {escape(", ".join(drawn.classes[:10]))}'
+        f"{', …' if len(drawn.classes) > 10 else ''}. Drawn from the release, not from the collection.</p>"
     )
 
 
@@ -106,18 +106,16 @@ def _list(items: Iterable[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
 
 
-def _events(card: dict[str, Any]) -> str:
+def _events(card: Card) -> str:
     rows = []
-    for event in card["events"]:
-        if event["kind"] == "raw access":
-            rows.append(
-                f"<tr><td>{escape(event['name'])}</td><td colspan=4>raw records: {escape(event['reason'])}</td></tr>"
-            )
+    for event in card.events:
+        if isinstance(event, RawAccess):
+            rows.append(f"<tr><td>{escape(event.name)}</td><td colspan=4>raw records: {escape(event.reason)}</td></tr>")
             continue
-        blocks = ", ".join(f"{block['name']} (σ {block['noise_multiplier']:.4g})" for block in event["blocks"])
+        blocks = ", ".join(f"{block.name} (σ {block.noise_multiplier:.4g})" for block in event.blocks)
         rows.append(
-            f"<tr><td>{escape(event['name'])}</td><td>{event['steps']}</td><td>{event['rate']:g}</td>"
-            f"<td>{event['noise_multiplier']:.4g}</td><td>{escape(blocks)}</td></tr>"
+            f"<tr><td>{escape(event.name)}</td><td>{event.steps}</td><td>{event.sampling_rate:g}</td>"
+            f"<td>{event.noise_multiplier:.4g}</td><td>{escape(blocks)}</td></tr>"
         )
     head = "<tr><th>question</th><th>times</th><th>share asked</th><th>noise σ</th><th>noisy sums</th></tr>"
     note = (
@@ -127,8 +125,8 @@ def _events(card: dict[str, Any]) -> str:
     return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>{note}'
 
 
-def _limits(card: dict[str, Any]) -> list[str]:
-    unit = card["unit"]
+def _limits(card: Card) -> list[str]:
+    unit = card.unit
     return [
         "What is true of the population: a pattern shared by many is meant to be learnt, and anyone it describes is "
         "described by it whether or not they took part.",
@@ -138,19 +136,19 @@ def _limits(card: dict[str, Any]) -> list[str]:
     ]
 
 
-def _made(card: dict[str, Any]) -> str:
-    parameters = ", ".join(f"{key} = {value}" for key, value in card["parameters"].items())
+def _made(card: Card) -> str:
+    parameters = ", ".join(f"{key} = {value}" for key, value in card.parameters.items())
     rows = {
-        "method": f"{card['method']}, variant {card['variant']}: {card['paper']}",
+        "method": f"{card.method}, variant {card.variant}: {card.paper}",
         "parameters": parameters,
-        "relation": f"{card['relation']} ({card['unit']})",
-        "batches": card["sampler"],
-        "accountant": card["accountant"],
-        "randomness": card["randomness"],
-        "ledger": f"entry {card['ledger_head']['length']}, {card['ledger_head']['hash']}",
-        "versions": ", ".join(f"{name} {version}" for name, version in card["versions"].items()),
-        "made": f"{card['made']} on {card['device']}",
-        "command": card["command"] or "from Python",
+        "relation": f"{card.relation} ({card.unit})",
+        "batches": card.sampler,
+        "accountant": card.accountant,
+        "randomness": card.randomness,
+        "ledger": f"entry {card.ledger_head.length}, {card.ledger_head.hash}",
+        "versions": ", ".join(f"{name} {version}" for name, version in card.versions.items()),
+        "made": f"{card.made} on {card.device}",
+        "command": card.command or "from Python",
     }
     body = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows.items())
     return f'<table class="made">{body}</table>'

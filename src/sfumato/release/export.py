@@ -1,13 +1,12 @@
-"""Synthetic images as files that other tools read, never without what is promised about them."""
+"""Write synthetic images as files that other tools read; every file carries the guarantee."""
 
 from __future__ import annotations
 
 import io
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,79 +15,74 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from sfumato.data.formats.folder import check_name
+from sfumato.data.images import PublicImages
 from sfumato.files import new_folder, write_json
+from sfumato.release.card import Card
+from sfumato.release.synthetic import SyntheticImages
 
 ExportFormat = Literal["folder", "npz", "parquet"]
 
-NO_CARD = {
-    "guarantee": "no guarantee",
-    "epsilon": None,
-    "delta": None,
-    "unit": None,
-    "sentence": "NO GUARANTEE. Nothing is known about how these images were made. Treat them as private.",
-}
-_NEEDED = ("guarantee", "epsilon", "delta", "unit", "sentence")
 _ROWS = 1000
 
 
 def export(
-    images: np.ndarray,
-    labels: np.ndarray,
-    classes: Sequence[str],
+    synthetic: SyntheticImages,
     path: str | Path,
     *,
     format: ExportFormat = "folder",
-    card: Mapping[str, Any] | None,
     allow_no_guarantee: bool = False,
 ) -> Path:
-    """Writes a folder ``path`` with the images and ``card.json`` beside them; all of it or nothing.
+    """Write synthetic images and their card into a new folder, all or nothing.
 
-    "folder": ``images/<class>/000000.png``. "npz": ``images.npz`` with images, labels, classes. "parquet":
-    ``images.parquet`` in Hugging Face form. The guarantee's sentence is in the metadata of every file. Images whose
-    card says "no guarantee", or that have no card, are written with ``allow_no_guarantee`` only.
+    The guarantee's sentence is in the metadata of every file.
+
+    Args:
+        synthetic: What ``release.sample`` returned.
+        path: The folder to write; it must be empty or absent.
+        format: "folder" writes ``images/<class>/000000.png``; "npz" writes ``images.npz`` with images, labels and
+            classes; "parquet" writes ``images.parquet`` in Hugging Face form. ``card.json`` is beside them.
+        allow_no_guarantee: Images whose card says "no guarantee" are written only with this.
+
+    Returns:
+        The folder.
     """
-    names, path = tuple(classes), Path(path)
-    _check_images(images, labels, names)
-    card = dict(NO_CARD if card is None else card)
-    _check_card(card, allowed=allow_no_guarantee)
+    path = Path(path)
+    if not synthetic.card.certified and not allow_no_guarantee:
+        raise ValueError(
+            "these images come without a privacy guarantee; to export them all the same say "
+            "allow_no_guarantee=True (--allow-no-guarantee), and the files will carry the warning"
+        )
     if format not in _WRITERS:
         raise ValueError(f"format must be one of {', '.join(_WRITERS)}, not {format!r}")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(f"{path} is not empty; an export is never written over something else")
     with new_folder(path) as temporary:
-        _WRITERS[format](temporary, images, np.asarray(labels, np.int64), names, card)
-        write_json(temporary / "card.json", card, private=False)
+        _WRITERS[format](temporary, synthetic)
+        write_json(temporary / "card.json", synthetic.card.to_json(), private=False)
     return path
 
 
-def _check_images(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> None:
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise ValueError(f"images must be uint8 [N, 1 or 3, H, W], not {images.dtype} {images.shape}")
-    if labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError("labels must be one whole number for each image")
-    if len(set(classes)) != len(classes):
-        raise ValueError("the classes must have different names")
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
-        raise ValueError(f"labels must be numbers 0 to {len(classes) - 1}, one for each class")
+def is_export(path: str | Path) -> bool:
+    """Whether ``path`` is a folder that ``export`` wrote: images with ``card.json`` beside them."""
+    return (Path(path) / "card.json").is_file() and _exported_images(Path(path)) is not None
 
 
-def _check_card(card: dict[str, Any], *, allowed: bool) -> None:
-    missing = [key for key in _NEEDED if key not in card]
-    if missing:
-        raise ValueError(f"the card lacks {', '.join(missing)}; use the card of the release")
-    if card["guarantee"] not in ("certified", "no guarantee"):
-        raise ValueError(f'a guarantee is "certified" or "no guarantee", not {card["guarantee"]!r}')
-    if not isinstance(card["sentence"], str) or not card["sentence"].strip():
-        raise ValueError("the card must say in a sentence what it promises")
-    if card["guarantee"] == "certified":
-        numbers = [card["epsilon"], card["delta"]]
-        if not all(isinstance(number, (int, float)) and math.isfinite(number) and number >= 0 for number in numbers):
-            raise ValueError("a certified card must give a finite epsilon and delta")
-    elif not allowed:
-        raise ValueError(
-            "these images come without a privacy guarantee; to export them all the same say "
-            "allow_no_guarantee=True (--allow-no-guarantee), and the files will carry the warning"
-        )
+def read_export(path: str | Path) -> SyntheticImages:
+    """The images that ``export`` wrote, with the card that was written beside them."""
+    path = Path(path)
+    place = _exported_images(path)
+    if place is None or not (path / "card.json").is_file():
+        raise FileNotFoundError(f"{path} holds no exported images with their card.json")
+    card = Card.from_json(json.loads((path / "card.json").read_text(encoding="utf-8")))
+    found = PublicImages.read(place)
+    if not set(found.classes) <= set(card.classes):
+        raise ValueError(f"{path}: the images have classes that their card does not name")
+    places = np.array([card.classes.index(name) for name in found.classes], dtype=np.int64)
+    return SyntheticImages(np.asarray(found.pixels), places[found.labels], card)
+
+
+def _exported_images(path: Path) -> Path | None:
+    return next((path / name for name in ("images", "images.npz", "images.parquet") if (path / name).exists()), None)
 
 
 def _png(image: np.ndarray, info: PngInfo) -> bytes:
@@ -98,52 +92,48 @@ def _png(image: np.ndarray, info: PngInfo) -> bytes:
     return buffer.getvalue()
 
 
-def _promise(card: dict[str, Any]) -> PngInfo:
-    """Text chunks of a PNG. International text, for a sentence may hold any letter."""
+def _text_chunks(card: Card) -> PngInfo:
+    """The guarantee as text chunks of a PNG: international text, because a sentence may hold any letter."""
     info = PngInfo()
-    info.add_itxt("guarantee", card["guarantee"])
-    info.add_itxt("sentence", card["sentence"])
+    info.add_itxt("guarantee", card.guarantee)
+    info.add_itxt("sentence", card.sentence)
     return info
 
 
-def _write_folder(
-    folder: Path, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], card: dict[str, Any]
-) -> None:
-    info = _promise(card)
-    for number, name in enumerate(classes):
+def _write_folder(folder: Path, synthetic: SyntheticImages) -> None:
+    info = _text_chunks(synthetic.card)
+    for number, name in enumerate(synthetic.classes):
         check_name(name)
         place = folder / "images" / name
         place.mkdir(parents=True)
-        for row in np.flatnonzero(labels == number):
-            (place / f"{row:06d}.png").write_bytes(_png(images[row], info))
+        for row in np.flatnonzero(synthetic.labels == number):
+            (place / f"{row:06d}.png").write_bytes(_png(synthetic.images[row], info))
 
 
-def _write_npz(
-    folder: Path, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], card: dict[str, Any]
-) -> None:
+def _write_npz(folder: Path, synthetic: SyntheticImages) -> None:
+    images = synthetic.images
     np.savez_compressed(
         folder / "images.npz",
         images=images[:, 0] if images.shape[1] == 1 else np.ascontiguousarray(np.moveaxis(images, 1, -1)),
-        labels=labels,
-        classes=np.array(classes, dtype=np.str_),
-        guarantee=np.array(card["guarantee"]),
-        sentence=np.array(card["sentence"]),
+        labels=synthetic.labels.astype(np.int64),
+        classes=np.array(synthetic.classes, dtype=np.str_),
+        guarantee=np.array(synthetic.card.guarantee),
+        sentence=np.array(synthetic.card.sentence),
     )
 
 
-def _write_parquet(
-    folder: Path, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], card: dict[str, Any]
-) -> None:
-    features = {"image": {"_type": "Image"}, "label": {"names": list(classes), "_type": "ClassLabel"}}
+def _write_parquet(folder: Path, synthetic: SyntheticImages) -> None:
+    images, labels = synthetic
+    features = {"image": {"_type": "Image"}, "label": {"names": list(synthetic.classes), "_type": "ClassLabel"}}
     schema = pa.schema(
         [("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])), ("label", pa.int64())],
         metadata={
             "huggingface": json.dumps({"info": {"features": features}}),
-            "guarantee": card["guarantee"],
-            "sentence": card["sentence"],
+            "guarantee": synthetic.card.guarantee,
+            "sentence": synthetic.card.sentence,
         },
     )
-    info = _promise(card)
+    info = _text_chunks(synthetic.card)
     with pq.ParquetWriter(folder / "images.parquet", schema) as writer:
         for start in range(0, len(images), _ROWS):
             part = range(start, min(start + _ROWS, len(images)))
@@ -152,7 +142,7 @@ def _write_parquet(
             writer.write_table(pa.table(rows, schema=schema))
 
 
-_WRITERS: dict[str, Callable[[Path, np.ndarray, np.ndarray, tuple[str, ...], dict[str, Any]], None]] = {
+_WRITERS: dict[str, Callable[[Path, SyntheticImages], None]] = {
     "folder": _write_folder,
     "npz": _write_npz,
     "parquet": _write_parquet,

@@ -1,10 +1,12 @@
-"""A Release: what may leave. Its network, its card, and samples drawn from them."""
+"""A Release: the network and the card that may be published, and sampling from them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,21 +15,34 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sfumato.files import new_folder, write_file, write_json
+from sfumato.release.card import Card
 from sfumato.release.card_page import card_page, sample_grid
+from sfumato.release.synthetic import SyntheticImages
 
 
 class Sampler(Protocol):
-    """What a release needs of its method: the network's architecture, and how to draw from it."""
+    """What a release needs of its method: public parameters, the network's architecture, and how to sample from it."""
 
-    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module: ...
-    def generate(self, model: nn.Module, labels: Tensor) -> Tensor: ...
+    def parameters(self) -> dict[str, Any]:
+        """The public hyper-parameters."""
+
+    @classmethod
+    def configured(cls, settings: Mapping[str, Any]) -> Self:
+        """A new object from hyper-parameters."""
+
+    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
+        """The network, with fresh weights."""
+
+    def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
+        """One image in 0..1 for each label."""
 
 
 @runtime_checkable
 class Density(Protocol):
-    """A method whose network knows how likely an image is."""
+    """A method whose network has an exact density."""
 
-    def density(self, model: nn.Module, images: Tensor) -> Tensor: ...
+    def density(self, model: nn.Module, images: Tensor) -> Tensor:
+        """The log-density of each image under each class."""
 
 
 class DamagedRelease(ValueError):
@@ -35,20 +50,37 @@ class DamagedRelease(ValueError):
 
 
 class Release:
-    """A generator with its card. Drawing from it is post-processing: free, and as often as you like."""
+    """A generator with its card. Sampling is post-processing: it costs no privacy, however often it is done.
 
-    def __init__(self, method: Sampler, model: nn.Module, card: dict[str, Any]) -> None:
-        self.method = method
+    The object that was trained is not kept. Its public parameters make a new method, the new method builds a new
+    network, and only the tensors that this network lists are copied into it. Whatever else the trained objects
+    hold (attributes, hooks, unlisted state) stays behind.
+
+    Args:
+        method: The method that was trained, or an equal one.
+        tensors: The state of the trained network.
+        card: The card of the run.
+    """
+
+    def __init__(self, method: Sampler, tensors: Mapping[str, Tensor], card: Card) -> None:
+        self.method = type(method).configured(method.parameters())
         self.card = card
-        self.shape: tuple[int, int, int] = tuple(card["shape"])
-        self.classes: tuple[str, ...] = tuple(card["classes"])
-        # A fresh network with the allowed tensors only: hooks, extra attributes and unlisted state stay behind.
-        self.model = method.build(self.shape, len(self.classes))
-        _load(self.model, {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()})
+        self.model = self.method.build(card.shape, len(card.classes))
+        _load(self.model, {name: tensor.detach().cpu() for name, tensor in tensors.items()})
         self.model.eval().requires_grad_(False)
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        return self.card.shape
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The name of each class."""
+        return self.card.classes
+
     def __repr__(self) -> str:
-        return f"Release({self.card['method']}, {self.card['variant']}, {self.card['guarantee']})"
+        return f"Release({self.card.method}, {self.card.variant}, {self.card.guarantee})"
 
     def sample(
         self,
@@ -59,28 +91,26 @@ class Release:
         seed: int | None = None,
         batch: int = 500,
         device: str | torch.device | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """``count`` images ``uint8 [count, C, H, W]`` and their labels.
+    ) -> SyntheticImages:
+        """Draw synthetic images.
 
-        Labels are balanced over the classes; or as given; or, with ``proportions``, drawn by the noisy class counts.
+        Args:
+            count: The number of images.
+            labels: The class number of each image; balanced over the classes by default.
+            proportions: Draw the labels by the noisy class counts of the card instead.
+            seed: Makes the images repeatable on one machine.
+            batch: Images that are drawn at a time.
+            device: By default the GPU if there is one.
+
+        Returns:
+            The images, their labels and the card; unpacks as ``images, labels``.
         """
         if count < 1:
             raise ValueError(f"the number of images must be at least 1, not {count}")
-        classes = len(self.classes)
         generator = torch.Generator()
         generator.seed() if seed is None else generator.manual_seed(seed)
-        if labels is not None:
-            wanted = torch.as_tensor(np.asarray(labels, dtype=np.int64))
-            if len(wanted) != count or not ((wanted >= 0) & (wanted < classes)).all():
-                raise ValueError(f"labels must be {count} numbers from 0 to {classes - 1}")
-        elif proportions:
-            if self.card["class_counts"] is None:
-                raise ValueError("this release has no noisy class counts; draw balanced or give labels")
-            weights = torch.tensor(self.card["class_counts"]).clamp(min=0.0) + 1e-9
-            wanted = torch.multinomial(weights, count, replacement=True, generator=generator)
-        else:
-            wanted = torch.arange(count) % classes
-        target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        wanted = self._labels(count, labels, proportions, generator)
+        target = _device(device)
         images = np.empty((count, *self.shape), dtype=np.uint8)
         model = self.model.to(target)
         with torch.random.fork_rng(), torch.no_grad():
@@ -88,18 +118,32 @@ class Release:
             for start in range(0, count, batch):
                 part = self.method.generate(model, wanted[start : start + batch].to(target))
                 images[start : start + batch] = (part.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
-        return images, wanted.numpy()
+        return SyntheticImages(images, wanted.numpy(), self.card)
+
+    def _labels(self, count: int, labels: np.ndarray | None, proportions: bool, generator: torch.Generator) -> Tensor:
+        classes = len(self.classes)
+        if labels is not None:
+            wanted = torch.as_tensor(np.asarray(labels, dtype=np.int64))
+            if len(wanted) != count or not ((wanted >= 0) & (wanted < classes)).all():
+                raise ValueError(f"labels must be {count} numbers from 0 to {classes - 1}")
+            return wanted
+        if proportions:
+            if self.card.class_counts is None:
+                raise ValueError("this release has no noisy class counts; draw balanced or give labels")
+            weights = torch.tensor(self.card.class_counts).clamp(min=0.0) + 1e-9
+            return torch.multinomial(weights, count, replacement=True, generator=generator)
+        return torch.arange(count) % classes
 
     def density(self, images: np.ndarray, *, batch: int = 500, device: str | torch.device | None = None) -> np.ndarray:
         """The log-density of ``uint8 [N, C, H, W]`` images under each class, ``float64 [N, classes]``.
 
-        Only a method with an exact density has one; its numbers compare images under one class, not classes.
+        Only a method with an exact density has one. Its values compare images under one class, not classes.
         """
         if not isinstance(self.method, Density):
-            raise TypeError(f"{self.card['method']} has no density; dp-lflow has one")
+            raise TypeError(f"{self.card.method} has no density; dp-lflow has one")
         if images.dtype != np.uint8 or images.shape[1:] != self.shape:
             raise ValueError(f"images must be uint8 of shape {self.shape}, not {images.dtype} {images.shape[1:]}")
-        target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        target = _device(device)
         model = self.model.to(target)
         parts = []
         with torch.no_grad():
@@ -109,46 +153,56 @@ class Release:
                 parts.append(values.double().cpu().numpy())
         return np.concatenate(parts) if parts else np.zeros((0, len(self.classes)))
 
+    def with_parameters(self, changes: Mapping[str, Any]) -> Release:
+        """The same network with other sampling parameters, which its card then states.
+
+        A parameter that changes the network is refused, because the tensors no longer fit.
+        """
+        parameters = {**self.method.parameters(), **changes}
+        method = type(self.method).configured(parameters)
+        return Release(method, self.model.state_dict(), replace(self.card, parameters=parameters))
+
+    def with_audits(self, lines: Sequence[str]) -> Release:
+        """The same release with these audit results on its card."""
+        return Release(self.method, self.model.state_dict(), replace(self.card, audits=tuple(lines)))
+
     def page(self) -> str:
-        """The card as HTML. Its samples come from a fixed seed and the CPU, so that anyone can draw them again."""
+        """The card as HTML. Its samples use a fixed seed and the CPU, so that anyone can draw them again."""
         labels = np.repeat(np.arange(len(self.classes)), 10)[:100]
-        images, _ = self.sample(len(labels), labels=labels, seed=0, device="cpu")
-        return card_page(self.card, sample_grid(self.card, images, columns=10))
+        drawn = self.sample(len(labels), labels=labels, seed=0, device="cpu")
+        return card_page(self.card, sample_grid(drawn, columns=10))
 
     def save(self, folder: str | Path) -> Path:
-        """``model.safetensors``, ``card.json`` and ``card.html``, all or nothing."""
+        """Write ``model.safetensors``, ``card.json`` and ``card.html`` into a new folder, all or nothing."""
         folder = Path(folder)
         if folder.exists() and any(folder.iterdir()):
             raise FileExistsError(f"{folder} is not empty; a release is never written over another")
         with new_folder(folder) as temporary:
             tensors = {name: tensor.contiguous().cpu() for name, tensor in self.model.state_dict().items()}
-            save_file(tensors, temporary / "model.safetensors", metadata={"sentence": self.card["sentence"]})
-            write_json(temporary / "card.json", self.card, private=False)
+            save_file(tensors, temporary / "model.safetensors", metadata={"sentence": self.card.sentence})
+            write_json(temporary / "card.json", self.card.to_json(), private=False)
             write_file(temporary / "card.html", self.page(), private=False)
         return folder
 
     @classmethod
-    def load(cls, folder: str | Path) -> Release:
-        """The release that ``save`` wrote; its method is found by name and rebuilt from the card's parameters."""
-        from sfumato.methods.first_edition import current_parameters
-        from sfumato.methods.registry import find
-
+    def read(cls, folder: str | Path, method_for: Callable[[Card], Sampler]) -> Release:
+        """The release that ``save`` wrote. ``method_for`` makes its method from the card's name and parameters."""
         folder = Path(folder)
         try:
-            card = json.loads((folder / "card.json").read_text())
-            tensors = load_file(folder / "model.safetensors")
-            method = find(card["method"]).configured(current_parameters(card["parameters"]))
-            model = method.build(tuple(card["shape"]), len(card["classes"]))
-            _load(model, tensors)
+            card = Card.from_json(json.loads((folder / "card.json").read_text(encoding="utf-8")))
+            return cls(method_for(card), load_file(folder / "model.safetensors"), card)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{folder} holds no release: {Path(error.filename).name} is missing") from None
         except (SafetensorError, ValueError, KeyError, LookupError, TypeError) as error:
             raise DamagedRelease(f"{folder} does not hold a release as it was saved: {error}") from None
-        return cls(method, model, card)
 
 
-def _load(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Exactly the tensors that the method's network lists."""
+def _device(device: str | torch.device | None) -> torch.device:
+    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _load(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy exactly the tensors that the network lists."""
     listed = model.state_dict()
     extra, missing = sorted(set(tensors) - set(listed)), sorted(set(listed) - set(tensors))
     if extra or missing:

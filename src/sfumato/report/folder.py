@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sfumato.release.card import Card
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -29,12 +31,17 @@ class RunFolder:
         parts = self.path.resolve().parts[-3:] if self.path.name.startswith("run-") else (self.path.resolve().name,)
         return " / ".join(parts)
 
-    def card(self) -> dict[str, Any]:
+    def card(self) -> Card:
+        """The release's card."""
+        return Card.from_json(self.card_entries())
+
+    def card_entries(self) -> dict[str, Any]:
+        """The entries of ``card.json`` as they are, for the scan, which also looks at a card that is not valid."""
         path = self.release / "card.json"
         if not path.is_file():
             raise FileNotFoundError(f"{self.path} holds no finished run: there is no release/card.json")
-        card: dict[str, Any] = json.loads(path.read_text())
-        return card
+        entries: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return entries
 
     def notes(self) -> dict[str, Any]:
         """Every JSON file of ``internal/`` by name."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from sfumato.privacy.events import RawAccess
+from sfumato.release.card import Card
 from sfumato.report.chart import Bar, Point, Series, bars, curve, figure
 from sfumato.report.folder import RunFolder
 from sfumato.report.metric import REAL, SYNTHETIC, heading, headline, printed, scaled, with_classes
@@ -16,25 +18,25 @@ from sfumato.report.watermark import not_private_page
 def internal_page(runs: Sequence[RunFolder]) -> str:
     """One page for one run or for several, which then share a privacy-utility curve."""
     cards = [run.card() for run in runs]
-    title = f"{cards[0]['method']}, ε = {epsilon_text(cards[0])}" if len(runs) == 1 else f"{len(runs)} runs"
+    title = f"{cards[0].method}, ε = {epsilon_text(cards[0])}" if len(runs) == 1 else f"{len(runs)} runs"
     body = [f"<h1>Internal report: {escape(title)}</h1>"]
     if len(runs) > 1:
         body.append(_together(runs, cards))
     for run, card in zip(runs, cards, strict=True):
         if len(runs) > 1:
-            body.append(f'<h2 class="run">{escape(run.name)}: {escape(card["method"])}, ε = {epsilon_text(card)}</h2>')
+            body.append(f'<h2 class="run">{escape(run.name)}: {escape(card.method)}, ε = {epsilon_text(card)}</h2>')
         body += [_quality(run), _memorisation(run), _cost(run, card)]
     return not_private_page(f"internal report, {title}", "".join(body))
 
 
-def epsilon_text(card: dict[str, Any]) -> str:
-    return "∞" if card["epsilon"] is None else f"{card['epsilon']:g}"
+def epsilon_text(card: Card) -> str:
+    return "∞" if card.epsilon is None else f"{card.epsilon:g}"
 
 
 # Several runs
 
 
-def _together(runs: Sequence[RunFolder], cards: Sequence[dict[str, Any]]) -> str:
+def _together(runs: Sequence[RunFolder], cards: Sequence[Card]) -> str:
     """A curve for each pair of protocol and data: numbers of different protocols never share one."""
     groups: dict[tuple[str, str], dict[tuple[str, float], list[float]]] = {}
     references: dict[tuple[str, str], tuple[str, float]] = {}
@@ -42,10 +44,10 @@ def _together(runs: Sequence[RunFolder], cards: Sequence[dict[str, Any]]) -> str
         for evaluation in run.evaluations():
             key = (evaluation["protocol"]["name"], evaluation["data"])
             main, real = headline(evaluation["measurements"]), headline(evaluation["measurements"], REAL)
-            if main is None or card["epsilon"] is None:
+            if main is None or card.epsilon is None:
                 continue
-            name = f"{card['method']} ({card['variant']})"
-            groups.setdefault(key, {}).setdefault((name, card["epsilon"]), []).append(100 * main["mean"])
+            name = f"{card.method} ({card.variant})"
+            groups.setdefault(key, {}).setdefault((name, card.epsilon), []).append(100 * main["mean"])
             if real is not None:
                 references.setdefault(key, (main["classifier"], 100 * real["mean"]))
     if not groups:
@@ -183,10 +185,10 @@ def _memorisation(run: RunFolder) -> str:
     return "".join(parts)
 
 
-def _cost(run: RunFolder, card: dict[str, Any]) -> str:
-    rows = {"privacy": "ε = ∞" if card["epsilon"] is None else f"ε = {card['epsilon']:g} at δ = {card['delta']:g}"}
+def _cost(run: RunFolder, card: Card) -> str:
+    rows = {"privacy": "ε = ∞" if card.epsilon is None else f"ε = {card.epsilon:g} at δ = {card.delta:g}"}
     rows["questions"] = ", ".join(
-        f"{event['name']} × {event['steps']}" if "steps" in event else event["name"] for event in card["events"]
+        event.name if isinstance(event, RawAccess) else f"{event.name} × {event.steps}" for event in card.events
     )
     cost = run.cost()
     if cost is None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import Any
 
-from sfumato.release.card import FALSE_ALARMS
+from sfumato.release.card import FALSE_ALARMS, Card
 from sfumato.report.chart import dots, figure
 
 
@@ -26,26 +25,28 @@ def most_recognised(epsilon: float, delta: float, false_alarms: float) -> float:
     return min(1.0, upper, other)
 
 
-def recognised(card: dict[str, Any]) -> list[tuple[int, float]]:
+def recognised(card: Card) -> list[tuple[int, float]]:
     """For one false alarm in so many, the bound: the card's, computed from the mechanism, or what (ε, δ) alone says."""
-    known = card.get("recognised") or {}
+    known = card.recognised or {}
+    if card.epsilon is None or card.delta is None:
+        return []
     return [
-        (often, min(known.get(str(often), 1.0), most_recognised(card["epsilon"], card["delta"], 1 / often)))
+        (often, min(known.get(str(often), 1.0), most_recognised(card.epsilon, card.delta, 1 / often)))
         for often in FALSE_ALARMS
     ]
 
 
-def guesses_right(card: dict[str, Any]) -> int:
+def guesses_right(card: Card) -> int:
     """Of a hundred guesses about one unit's presence, at most so many can be right."""
-    return math.ceil(100 * card["best_guess"] * (1 - 1e-12))
+    return math.ceil(100 * card.best_guess * (1 - 1e-12))
 
 
-def meaning(card: dict[str, Any]) -> str:
+def meaning(card: Card) -> str:
     """The guarantee as a picture of a hundred guesses and a table of what a suspicious reader could find out."""
-    unit = escape(card["unit"])
-    if card["guarantee"] != "certified":
+    unit = escape(card.unit)
+    if card.guarantee != "certified":
         return "<h2>What that means</h2><p>Nothing bounds what a reader of this release can find out about anyone.</p>"
-    guess, right = card["best_guess"], guesses_right(card)
+    guess, right = card.best_guess, guesses_right(card)
     picture = figure(
         f"How often can a guess about one {unit} be right?",
         dots(common=50, added=right - 50, label=f"Of 100 guesses, 50 are right by chance and at most {right} in all"),

@@ -34,14 +34,14 @@ def public_page(release: Release) -> str:
 def sample_rows(release: Release, *, each: int) -> str:
     """One picture with a row of ``each`` samples for every class, as a ``data:`` address."""
     labels = np.repeat(np.arange(len(release.classes[:CLASSES_AT_MOST])), each)
-    images, _ = release.sample(len(labels), labels=labels, seed=1, device="cpu")
+    images = release.sample(len(labels), labels=labels, seed=1, device="cpu").images
     return data_address(grid(images, columns=each, scale=max(1, 32 // images.shape[-1])))
 
 
 def _strips(release: Release) -> str:
     shown = release.classes[:CLASSES_AT_MOST]
     labels = np.repeat(np.arange(len(shown)), EACH)
-    images, _ = release.sample(len(labels), labels=labels, seed=1, device="cpu")
+    images = release.sample(len(labels), labels=labels, seed=1, device="cpu").images
     rows = []
     for number, name in enumerate(shown):
         part = images[number * EACH : (number + 1) * EACH]

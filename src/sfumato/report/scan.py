@@ -18,7 +18,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -27,46 +27,14 @@ import numpy as np
 from PIL import Image
 from safetensors import safe_open
 
-from sfumato.release import Release
-from sfumato.release.card import FALSE_ALARMS
+from sfumato.methods.registry import load
+from sfumato.release.card import FALSE_ALARMS, Card
 from sfumato.report.folder import RunFolder
 from sfumato.report.odds import guesses_right, percent_up, recognised
 from sfumato.report.public import public_page
 
 FILES = {"model.safetensors", "card.json", "card.html"}
-CARD = {
-    "guarantee",
-    "epsilon",
-    "delta",
-    "unit",
-    "claim",
-    "relation",
-    "sentence",
-    "best_guess",
-    "recognised",
-    "reasons",
-    "collection_epsilon",
-    "method",
-    "variant",
-    "paper",
-    "parameters",
-    "events",
-    "sampler",
-    "accountant",
-    "randomness",
-    "public",
-    "shape",
-    "classes",
-    "class_counts",
-    "class_counts_are",
-    "audits",
-    "ledger_head",
-    "run",
-    "made",
-    "command",
-    "device",
-    "versions",
-}
+CARD = {field.name for field in fields(Card)}
 _PICTURE = re.compile(r"data:image/png;base64,([A-Za-z0-9+/=]*)")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 _CHUNKS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
@@ -90,21 +58,21 @@ class Finding:
 def scan(path: str | Path, *, page: str | None = None) -> list[Finding]:
     """All findings of a run's release and its ``public.html``; ``page`` stands in for one not yet written."""
     run = RunFolder(Path(path))
-    card = run.card()
+    entries = run.card_entries()
     secrets = {name: list(_leaves(note)) for name, note in run.notes().items()}
-    findings = [*_files(run.release), *_card(card, secrets)]
+    findings = [*_files(run.release), *_card(entries, secrets)]
     if findings:
-        # Pages that are rejection_sample from such a release would only repeat what is wrong with it.
+        # Pages that are drawn again from such a release would only repeat what is wrong with it.
         return findings
-    release = Release.load(run.release)
+    release = load(run.release)
     pages = {"release/card.html": ((run.release / "card.html").read_text(), release.page())}
     written = run.path / "public.html"
     if page is None and written.is_file() and run.release != run.path:
         page = written.read_text()
     if page is not None:
         pages["public.html"] = (page, public_page(release))
-    for name, (found, rejection_sample) in pages.items():
-        findings += [*_redrawn(name, found, rejection_sample, card), *_numbers(name, found, card, secrets)]
+    for name, (found, expected) in pages.items():
+        findings += [*_redrawn(name, found, expected, release.card), *_numbers(name, found, release.card, secrets)]
     return findings
 
 
@@ -143,29 +111,29 @@ def _card(card: dict[str, Any], secrets: dict[str, list[tuple[str, Any]]]) -> It
 # Redrawing
 
 
-def _redrawn(name: str, found: str, rejection_sample: str, card: dict[str, Any]) -> Iterator[Finding]:
-    if _PICTURE.sub("", found) != _PICTURE.sub("", rejection_sample):
-        extra = Counter(_words(found)) - Counter(_words(rejection_sample))
+def _redrawn(name: str, found: str, expected: str, card: Card) -> Iterator[Finding]:
+    if _PICTURE.sub("", found) != _PICTURE.sub("", expected):
+        extra = Counter(_words(found)) - Counter(_words(expected))
         under = next((heading for heading, _ in extra), "markup")
         yield Finding(
             name, f"it is not the page that the release alone gives; it differs under “{under}”{_version(card)}"
         )
-    pictures, expected = _PICTURE.findall(found), _PICTURE.findall(rejection_sample)
-    if len(pictures) != len(expected):
+    pictures, wanted = _PICTURE.findall(found), _PICTURE.findall(expected)
+    if len(pictures) != len(wanted):
         yield Finding(name, "it holds another number of pictures than the release alone gives")
-    for number, (picture, wanted) in enumerate(zip(pictures, expected, strict=False), start=1):
+    for number, (picture, again) in enumerate(zip(pictures, wanted, strict=False), start=1):
         data = base64.b64decode(picture)
         if not set(_chunks(data)) <= _CHUNKS:
             yield Finding(name, f"picture {number} carries more than pixels")
         shown, drawn = (
-            np.asarray(Image.open(io.BytesIO(part)), np.float32) for part in (data, base64.b64decode(wanted))
+            np.asarray(Image.open(io.BytesIO(part)), np.float32) for part in (data, base64.b64decode(again))
         )
         if shown.shape != drawn.shape or np.abs(shown - drawn).mean() > _TOLERANCE:
             yield Finding(name, f"picture {number} is not one that the release draws")
 
 
-def _version(card: dict[str, Any]) -> str:
-    made, here = card["versions"]["sfumato"], importlib.metadata.version("sfumato")
+def _version(card: Card) -> str:
+    made, here = card.versions["sfumato"], importlib.metadata.version("sfumato")
     return "" if made == here else f" (it was made by sfumato {made}; this is {here}, which may draw it differently)"
 
 
@@ -181,11 +149,9 @@ def _chunks(png: bytes) -> Iterator[bytes]:
 # Provenance
 
 
-def _numbers(
-    name: str, page: str, card: dict[str, Any], secrets: dict[str, list[tuple[str, Any]]]
-) -> Iterator[Finding]:
+def _numbers(name: str, page: str, card: Card, secrets: dict[str, list[tuple[str, Any]]]) -> Iterator[Finding]:
     allowed = _FIXED | _of_card(card)
-    known = sorted((text for text in _texts(card) if len(text) > 7), key=len, reverse=True)
+    known = sorted((text for text in _texts(card.to_json()) if len(text) > 7), key=len, reverse=True)
     for heading, text in _words(page):
         for string in known:
             text = text.replace(string, " ")
@@ -242,18 +208,18 @@ def _texts(value: Any) -> Iterator[str]:
     yield from (leaf for _, leaf in _leaves(value) if isinstance(leaf, str))
 
 
-def _of_card(card: dict[str, Any]) -> set[str]:
+def _of_card(card: Card) -> set[str]:
     """Every number of the card in every form that a page prints it."""
     found: set[str] = set()
-    for _, value in _leaves(card):
+    for _, value in _leaves(card.to_json()):
         if isinstance(value, str):
             found |= set(_NUMBER.findall(value))
         elif isinstance(value, int | float) and not isinstance(value, bool):
             found |= {str(value), f"{value:g}", f"{value:.4g}"}
-    if card["guarantee"] == "certified":
-        for share in (card["best_guess"], *(share for _, share in recognised(card))):
+    if card.certified:
+        for share in (card.best_guess, *(share for _, share in recognised(card))):
             found |= set(_NUMBER.findall(percent_up(share)))
-        found |= {f"{100 * card['best_guess']:.1f}", str(guesses_right(card))}
+        found |= {f"{100 * card.best_guess:.1f}", str(guesses_right(card))}
     return found
 
 

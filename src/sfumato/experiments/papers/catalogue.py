@@ -117,10 +117,10 @@ def _work(method: Method, records: int) -> float:
     parameters: Mapping[str, Any] = method.parameters()
     events = method.queries()
     asked = sum(event.sampling_rate * event.steps * records for event in events) * parameters.get("draws", 1)
-    learned = parameters.get("iterations", 0) * parameters.get("batch", 2 * parameters.get("fakes", 0))
+    learned = parameters.get("iterations", 0) * parameters.get("batch_size", 2 * parameters.get("fakes_per_class", 0))
     if method.variant in method.raw_variants:
         rounds = parameters.get("published_iterations", parameters.get("iterations", 0))
-        return float(rounds * parameters.get("published_batch", parameters.get("batch", 1)))
+        return float(rounds * parameters.get("published_batch_size", parameters.get("batch_size", 1)))
     return float(asked + (learned if "steps" not in parameters or parameters["steps"] == 1 else 0))
 
 

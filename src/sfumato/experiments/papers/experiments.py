@@ -144,7 +144,7 @@ def pinwheel(setting: Setting, case: Case, scale: str) -> Outcome:
     method: Any = release.method
     nearest = torch.cdist(codes, method.code_prior().corners.to(codes)).argmin(1)
     values = {"arms found in the codes": _agreement(nearest.numpy(), arms), "error of reconstruction": error}
-    return Outcome(values, release.card["parameters"], epsilon=release.card["epsilon"])
+    return Outcome(values, dict(release.card.parameters), epsilon=release.card.epsilon)
 
 
 def _spirals(count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -55,7 +55,7 @@ def label_filter_loss(model: LabelFilter, images: Tensor, labels: Tensor, random
 
 
 def rejection_sample(
-    draw: Callable[[Tensor], Tensor], judge: LabelFilter, labels: Tensor, *, max_rejections: int
+    draw: Callable[[Tensor], Tensor], judge: nn.Module, labels: Tensor, *, max_rejections: int
 ) -> Tensor:
     """``draw(labels)``, and up to ``max_rejections`` times again where the judge says another label; the best stays."""
     images = draw(labels)
@@ -72,7 +72,7 @@ def rejection_sample(
     return images
 
 
-def _opinion(judge: LabelFilter, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _opinion(judge: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """How far the judge believes each label, and whether it would have said the same."""
     logits = judge(images)
     return logits.log_softmax(1).gather(1, labels[:, None])[:, 0], logits.argmax(1) == labels

@@ -181,8 +181,6 @@ def _second_stage(
             parameter.grad = (piece / recipe.batch).view_as(parameter).to(parameter.dtype)
         decoder.step()
         if optimizer is not None:
-            gradient = {
-                name: (sums[f"encoder.{name}"] / len(rows)).to(value.dtype) for name, value in encoders.items()
-            }  # fmt: skip
+            gradient = {name: (sums[f"encoder.{name}"] / len(rows)).to(value.dtype) for name, value in encoders.items()}
             optimizer.step(encoders, gradient, recipe.learning_rate, at=chosen)
     model.encoder.requires_grad_(True)

@@ -1,0 +1,164 @@
+"""DP-Diffusion: shares of the budget, one ledger for all parts, strata of noise levels, and every form under replay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sfumato.audit.replay import replay
+from sfumato.methods.dp_diffusion import DPDiffusion, TaughtDiffusion
+from sfumato.methods.parts.teacher import guided
+from sfumato.methods.parts.time_budget import settings_for_minutes
+from sfumato.networks.scattering import ScatteringClassifier
+from sfumato.privacy import Budget, Ledger, NoGuarantee, Plan, PrivateRecords, Randomness
+
+BUDGET = Budget(3.0, 1e-5)
+SMALL = DPDiffusion.small()
+
+
+def bars(count: int = 40) -> PrivateRecords:
+    """Bright bars on dark ground, upright for class 0 and lying for class 1."""
+    random = np.random.default_rng(3)
+    pixels = random.integers(0, 40, (count, 1, 28, 28)).astype(np.uint8)
+    labels = np.arange(count) % 2
+    pixels[labels == 0, :, :, 11:17] = 220
+    pixels[labels == 1, :, 11:17, :] = 220
+    return PrivateRecords(pixels, labels, classes=("upright", "lying"))
+
+
+# The budget
+
+
+def test_each_part_alone_costs_its_share_and_all_together_keep_the_budget() -> None:
+    plan = SMALL.plan(BUDGET)
+    assert 0.95 * BUDGET.epsilon < plan.epsilon <= BUDGET.epsilon
+    for prefix, share in (("teacher", SMALL.teacher_share), ("latent ", SMALL.latent_share)):
+        alone = Plan(BUDGET, tuple(event for event in plan.events if event.name.startswith(prefix)))
+        assert 0.9 * share * BUDGET.epsilon < alone.epsilon <= share * BUDGET.epsilon
+
+
+def test_the_forms_list_what_they_ask() -> None:
+    names = {
+        form: [query.name for query in replace(SMALL, warm_start=form).queries()]
+        for form in ("latent", "procedural", "none")
+    }
+    assert names["latent"] == ["label counts", "teacher", "latent training", "latent prior", "training"]
+    assert names["procedural"] == names["none"] == ["label counts", "teacher", "training"]
+    assert [query.name for query in DPDiffusion.dpdm().queries()] == ["training"]
+
+
+def test_the_latent_generator_is_charged_to_the_same_ledger(tmp_path: Path) -> None:
+    SMALL.fit(bars(), BUDGET, tmp_path / "ledger")
+    ledger = Ledger.read(tmp_path / "ledger")
+    assert {event.name: event.steps for event in ledger.events()} == {
+        "label counts": 1,
+        "teacher": 2,
+        "latent training": 2,
+        "latent prior": 1,
+        "training": 2,
+    }
+    assert ledger.spent() <= BUDGET.epsilon
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"warm_start": "public"}, "warm_start"),
+        ({"latent_share": 0.0}, "share"),
+        ({"latent_share": 0.9, "teacher_share": 0.2}, "share"),
+        ({"teacher_share": 0.0}, "guidance"),
+        ({"sigma_min": 30.0}, "sigma_min"),
+    ],
+)
+def test_impossible_settings_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **change)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        replace(SMALL, latent="dp-lflow", latent_steps=1, public_images=4),
+        replace(SMALL, warm_start="procedural"),
+        replace(SMALL, warm_start="none", teacher_share=0.0, guidance=0.0),
+    ],
+    ids=["dp-lflow", "procedural", "dpdm"],
+)
+def test_neighbour_replay_finds_nothing_in_the_other_forms(form: DPDiffusion) -> None:
+    result = replay(form, bars(12), budget=Budget(30.0, 1e-5), pairs=2)
+    assert not result.findings and result.pairs >= 2
+
+
+# Training
+
+
+def test_the_draws_of_a_record_fall_into_different_strata(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = replace(SMALL, draws=8)
+    model = method.build((1, 28, 28), 2).denoiser
+    rows, draw = torch.arange(3).repeat_interleave(8), torch.arange(8).repeat(3)
+    random = Randomness(0).draws(rows, draw, "test")
+    levels: list[torch.Tensor] = []
+    monkeypatch.setattr(model, "loss", lambda clean, noise, sigma, labels: levels.append(sigma) or sigma)
+    method.loss(model, torch.rand(24, 1, 28, 28), torch.zeros(24, dtype=torch.int64), random)
+    place = torch.special.ndtr((levels[0].log() - method.log_sigma_mean) / method.log_sigma_deviation)
+    assert torch.equal((8 * place).long(), draw)
+
+
+def test_training_on_public_images_lowers_the_loss_without_the_data() -> None:
+    nobody = PrivateRecords(np.zeros((0, 1, 28, 28), dtype=np.uint8), classes=("a", "b"))
+    short = replace(SMALL, warm_start="procedural", width=8, patch=2, public_images=256, public_batch=32)
+    losses = []
+    for steps in (1, 100):
+        # One private step at a learning rate of nothing: what is released is the warm start.
+        method = replace(short, public_steps=steps, steps=1, learning_rate=0.0, ema_decay=0.0)
+        model = method.fit(nobody, BUDGET, seed=1, device="cpu").model
+        assert isinstance(model, TaughtDiffusion)
+        torch.manual_seed(0)
+        clean = torch.rand(64, 1, 4, 4).repeat_interleave(7, 2).repeat_interleave(7, 3) * 2 - 1
+        with torch.no_grad():
+            labels = torch.zeros(64, dtype=torch.int64)
+            losses.append(
+                float(model.denoiser.loss(clean, torch.randn_like(clean), torch.full((64,), 0.3), labels).mean())
+            )
+    assert losses[1] < 0.8 * losses[0]
+
+
+def test_with_little_noise_the_teacher_tells_the_classes_apart() -> None:
+    method = replace(SMALL, warm_start="none", teacher_steps=20)
+    release = method.fit(bars(200), NoGuarantee(), device="cpu")
+    assert isinstance(release.model, TaughtDiffusion) and release.model.teacher is not None
+    test = bars(60)
+    logits = release.model.teacher(torch.from_numpy(test._pixels).float() / 255.0)
+    assert float((logits.argmax(1).numpy() == test._labels).mean()) > 0.95
+
+
+def test_guidance_moves_an_estimate_towards_its_label() -> None:
+    torch.manual_seed(0)
+    teacher = ScatteringClassifier((1, 28, 28), 3)
+    torch.nn.init.normal_(teacher.linear.weight, std=3.0)
+    clean, labels = torch.rand(6, 1, 28, 28) * 2 - 1, torch.arange(6) % 3
+
+    def belief(images: torch.Tensor) -> torch.Tensor:
+        return teacher((images + 1) / 2).log_softmax(1).gather(1, labels[:, None])
+
+    moved = guided(clean, labels, teacher, variance=torch.full((6, 1, 1, 1), 0.01))
+    assert (belief(moved) > belief(clean)).all()
+    assert torch.equal(guided(clean, labels, teacher, variance=torch.zeros(6, 1, 1, 1)), clean)
+
+
+# A time budget
+
+
+def test_more_minutes_mean_more_work_and_too_few_are_refused() -> None:
+    size = {"shape": (1, 28, 28), "classes": 2, "images": 500}
+    method = replace(SMALL, warm_start="none")
+    short = settings_for_minutes(method, minutes=0.5, **size)
+    long = settings_for_minutes(method, minutes=20.0, **size)
+    assert short.method.steps * short.method.draws < long.method.steps * long.method.draws
+    assert 0 < long.seconds <= 20 * 60 * 1.05 and long.rows_per_second > 0
+    with pytest.raises(ValueError, match="teacher and latent generator alone"):
+        settings_for_minutes(replace(method, teacher_steps=10**7), minutes=0.5, **size)
