@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from sfumato.privacy.clipping import clipped_feature_sum
 from sfumato.privacy.events import SubsampledGaussian
-from sfumato.privacy.gradients import Batch, Clip, Loss, check, check_rows, check_shards, clipped_sum, groups_of
+from sfumato.privacy.gradients import Batch, Clip, Loss, UnsupportedModel, check, check_rows, check_shards, clipped_sum, groups_of
 from sfumato.privacy.gradients.group_terms import Terms
 from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
+from sfumato.privacy.gradients.private_rows import on_private_rows
+from sfumato.privacy.gradients.probe import due
 from sfumato.privacy.gradients.shards import on_shards
 from sfumato.privacy.mechanism import ClippedSum, Query, with_noise
 from sfumato.privacy.state import PrivateState
@@ -64,7 +66,9 @@ class Step:
         totals: dict[str, Tensor] = {}
         numbers = math.prod(self._curator.shape) * draws
         for batch in self._batches(block, draws, state, max(1, _PIXELS // numbers)):
-            for name, part in clipped_sum(model, loss, batch, clip_norm).items():
+            with on_private_rows():
+                parts = clipped_sum(model, loss, batch, clip_norm)
+            for name, part in parts.items():
                 totals[name] = totals[name] + part if name in totals else part
         joined = [
             (group or "all", torch.cat([totals[name].flatten() for name in names]), norm)
@@ -83,7 +87,8 @@ class Step:
             raise ValueError(f"{self._event.name!r} queries shards; terms of several records need units")
         self._probe(block, draws, None, lambda few: terms.check(model, few))
         (whole,) = self._batches(block, draws, None, max(1, len(self._batch)))
-        totals = terms.total(model, whole)
+        with on_private_rows():
+            totals = terms.total(model, whole)
         joined = torch.cat([total.flatten() for total in totals.values()])
         sums = with_noise([("all", joined, terms.bound)], self._noise_multiplier(block))
         return self._gradient(block, model, list(totals), sums, {"query": "terms", "draws": draws})
@@ -104,14 +109,14 @@ class Step:
         """
         if not (math.isfinite(clip_norm) and clip_norm > 0):
             raise ValueError(f"clip_norm must be a positive number, not {clip_norm}")
-        self._probe(block, 1, state, lambda batch: check_rows(features, batch))
+        self._probe(block, 1, state, lambda batch: self._fix_shape(block, check_rows(features, batch)))
         classes = len(self._curator.classes) if by_class else None
         total, shape = None, None
         for batch in self._batches(block, 1, state, _VECTORS):
             arguments = (batch.images, batch.labels, batch.random)
-            with torch.no_grad():
+            with torch.no_grad(), on_private_rows():
                 values = features(*arguments) if batch.state is None else features(*arguments, batch.state)
-            shape = tuple(values.shape[1:])
+            shape = self._fix_shape(block, tuple(values.shape[1:]))
             clipped = clipped_feature_sum(values.flatten(1), batch, clip_norm, classes)
             total = clipped if total is None else total + clipped
         if total is None or shape is None:
@@ -133,11 +138,14 @@ class Step:
             self._probe(name, 3, state, lambda batch: check_shards(function, batch))
             for batch in self._batches(name, 1, state, size):
                 if batch.owners is not None:
-                    state._write(batch.owners, on_shards(function, batch))
+                    with on_private_rows():
+                        memory = on_shards(function, batch)
+                    state._write(batch.owners, memory)
             return
         self._probe(name, 1, state, lambda batch: check_rows(function, batch))
         for batch in self._batches(name, 1, state, size):
-            values = function(batch.images, batch.labels, batch.random, batch.state)
+            with on_private_rows():
+                values = function(batch.images, batch.labels, batch.random, batch.state)
             real = batch.weights.flatten() > 0
             state._write(batch.random.rows[real], values[real])
 
@@ -168,15 +176,22 @@ class Step:
         self._answered.add(block)
         return self._curator._release(Query(self._event.name, self.index, block, sums, public))
 
-    def _probe(self, what: str, draws: int, state: PrivateState | None, ask: Callable[[Batch], None]) -> None:
-        """Test once for each block that the method's function keeps its contract, on random images.
+    def _probe(self, what: str, draws: int, state: PrivateState | None, ask: Callable[[Batch], object]) -> None:
+        """Test that the method's function keeps its contract, on random images: a refusal can show nothing private.
 
-        A refusal can therefore show nothing private.
+        Before the first answer and again at steps that depend on public numbers alone.
         """
         curator, key = self._curator, (self._event.name, what)
-        if key not in curator._probed:
+        if key not in curator._probed or due(self.index, self._event.steps):
             curator._probed.add(key)
             ask(curator._batches.random(draws, state, *key))
+
+    def _fix_shape(self, block: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of an answer is public: the one that the first probe found on random images."""
+        fixed = self._curator._shapes.setdefault((self._event.name, block), shape)
+        if shape != fixed:
+            raise UnsupportedModel(f"the features of {block!r} have another shape than before; it must not change")
+        return fixed
 
     def _refuse_when_over(self) -> None:
         if self._over:
