@@ -104,13 +104,13 @@ def test_the_draws_of_a_record_fall_into_different_strata(monkeypatch: pytest.Mo
     levels: list[torch.Tensor] = []
     monkeypatch.setattr(model, "loss", lambda clean, noise, sigma, labels: levels.append(sigma) or sigma)
     method.loss(model, torch.rand(24, 1, 28, 28), torch.zeros(24, dtype=torch.int64), random)
-    place = torch.special.ndtr((levels[0].log() - method.log_sigma_mean) / method.log_sigma_deviation)
+    place = torch.special.ndtr((levels[0].log() - method.log_sigma_mean) / method.log_sigma_std)
     assert torch.equal((8 * place).long(), draw)
 
 
 def test_training_on_public_images_lowers_the_loss_without_the_data() -> None:
     nobody = PrivateRecords(np.zeros((0, 1, 28, 28), dtype=np.uint8), classes=("a", "b"))
-    short = replace(SMALL, warm_start="procedural", width=8, patch=2, public_images=256, public_batch=32)
+    short = replace(SMALL, warm_start="procedural", width=8, patch_size=2, public_images=256, public_batch_size=32)
     losses = []
     for steps in (1, 100):
         # One private step at a learning rate of nothing: what is released is the warm start.

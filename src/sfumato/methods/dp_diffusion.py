@@ -59,7 +59,7 @@ class DPDiffusion(Method):
 
     # Network
     width: int = 48
-    patch: int = 2
+    patch_size: int = 2
     blocks: int = 1
     sigma_data: float = 0.5
     # Private training
@@ -68,11 +68,11 @@ class DPDiffusion(Method):
     draws: int = 16
     clip_norm: float = 0.001
     learning_rate: float = 0.001
-    final_learning_rate: float = 0.1
+    final_learning_rate_factor: float = 0.1
     ema_decay: float = 0.99
     log_sigma_mean: float = -0.7
-    log_sigma_deviation: float = 1.2
-    half_precision: bool = True
+    log_sigma_std: float = 1.2
+    bfloat16: bool = True
     # Warm start: its share of ε, the latent generator, and the training on public images
     warm_start: str = "latent"
     latent_share: float = 0.4
@@ -84,7 +84,7 @@ class DPDiffusion(Method):
     procedural_share: float = 0.25
     public_images: int = 60_000
     public_steps: int = 1000
-    public_batch: int = 2048
+    public_batch_size: int = 2048
     public_learning_rate: float = 0.002
     # Teacher: its share of ε
     teacher_share: float = 0.15
@@ -93,7 +93,7 @@ class DPDiffusion(Method):
     teacher_learning_rate: float = 30.0
     count_noise: float = 100.0
     # Sampling
-    levels: int = 18
+    sampling_steps: int = 18
     sigma_max: float = 20.0
     sigma_min: float = 0.1
     rho: float = 7.0
@@ -120,7 +120,7 @@ class DPDiffusion(Method):
         return cls(
             variant=variant,
             width=4,
-            patch=4,
+            patch_size=4,
             sampling_rate=0.6,
             steps=2,
             draws=2,
@@ -130,10 +130,10 @@ class DPDiffusion(Method):
             latent_prior_clip=1.0,
             public_images=16,
             public_steps=2,
-            public_batch=8,
+            public_batch_size=8,
             teacher_steps=2,
             count_noise=5.0,
-            levels=2,
+            sampling_steps=2,
             churn=1.0,
             guidance=0.5,
             max_rejections=1,
@@ -145,19 +145,19 @@ class DPDiffusion(Method):
         return cls(
             warm_start="none",
             teacher_share=0.0,
-            patch=1,
+            patch_size=1,
             width=64,
             sampling_rate=4096 / 60_000,
             steps=300 * 15,
             draws=32,
             clip_norm=0.001,
             learning_rate=3e-4,
-            final_learning_rate=1.0,
+            final_learning_rate_factor=1.0,
             ema_decay=0.999,
             log_sigma_mean=-1.2,
             sigma_max=80.0,
             sigma_min=0.002,
-            half_precision=False,
+            bfloat16=False,
         )
 
     # The budget
@@ -204,7 +204,7 @@ class DPDiffusion(Method):
     # Training
 
     def build(self, shape: Shape, classes: int) -> TaughtDiffusion:
-        net = UNet(shape, classes, width=self.width, patch=self.patch, blocks=self.blocks)
+        net = UNet(shape, classes, width=self.width, patch=self.patch_size, blocks=self.blocks)
         teacher = ScatteringClassifier(shape, classes) if self.teacher_share else None
         return TaughtDiffusion(Denoiser(net, sigma_data=self.sigma_data), teacher)
 
@@ -241,7 +241,7 @@ class DPDiffusion(Method):
 
         share = self.procedural_share if generator is not None else 1.0
         images, labels = public_images(curator, draw, count=self.public_images, procedural_share=share)
-        settings = PublicTraining(self.public_steps, self.public_batch, self.public_learning_rate)
+        settings = PublicTraining(self.public_steps, self.public_batch_size, self.public_learning_rate)
         settings.train(curator, released.denoiser, images, labels, self._sigma)
 
     def _train(self, curator: Curator, model: Denoiser) -> None:
@@ -250,7 +250,7 @@ class DPDiffusion(Method):
         ema = deepcopy(weights)
         optimizer = torch.optim.Adam(weights.parameters(), lr=self.learning_rate, fused=True)
         for step in curator.steps(_TRAIN, keep={"weights": weights, "ema": ema, "optimizer": optimizer}):
-            share = cosine_decay(step.index / self.steps, final=self.final_learning_rate)
+            share = cosine_decay(step.index / self.steps, final=self.final_learning_rate_factor)
             optimizer.param_groups[0]["lr"] = self.learning_rate * share
             gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip_norm=clip, draws=self.draws)
             # Adam does not see the scale; the clip norm is public and makes it about one.
@@ -268,11 +268,11 @@ class DPDiffusion(Method):
             return model.loss(clean, noise, self._sigma(quantile), labels)
 
     def _sigma(self, quantile: Tensor) -> Tensor:
-        return log_normal_sigma(quantile, mean=self.log_sigma_mean, deviation=self.log_sigma_deviation)
+        return log_normal_sigma(quantile, mean=self.log_sigma_mean, deviation=self.log_sigma_std)
 
     def _half(self, images: Tensor) -> bool:
         """Half precision is for the GPU; on a CPU it is slower."""
-        return self.half_precision and images.device.type == "cuda"
+        return self.bfloat16 and images.device.type == "cuda"
 
     # Sampling
 
@@ -291,7 +291,7 @@ class DPDiffusion(Method):
 
     def _sampling_copy(self, denoiser: Denoiser, device: torch.device) -> Denoiser:
         """In bfloat16 and channels-last on a GPU, which is several times as fast; as it is on a CPU."""
-        if not (self.half_precision and device.type == "cuda"):
+        if not (self.bfloat16 and device.type == "cuda"):
             return denoiser
         copy = deepcopy(denoiser).to(torch.bfloat16)
         for weight in copy.parameters():
@@ -308,7 +308,7 @@ class DPDiffusion(Method):
             # An estimate outside the range of pixels is known to be wrong.
             return clean.clamp(-1.0, 1.0)
 
-        sigmas = noise_levels(self.levels, largest=self.sigma_max, smallest=self.sigma_min, bend=self.rho)
+        sigmas = noise_levels(self.sampling_steps, largest=self.sigma_max, smallest=self.sigma_min, bend=self.rho)
         noise = self.sigma_max * torch.randn(len(labels), *denoiser.net.shape, device=labels.device)
         images = stochastic_heun(denoise, noise, sigmas, churn=self.churn)
         return ((images + 1.0) / 2.0).clamp(0.0, 1.0)

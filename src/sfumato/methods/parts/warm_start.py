@@ -27,9 +27,9 @@ def latent_method(name: str, *, sampling_rate: float, steps: int, width: int, pr
     """The latent generator of this name, with public settings. It has no label filter: the teacher does that work."""
     match name:
         case "dp2-vae":
-            return DP2VAE(rate=sampling_rate, steps=steps, width=width, prior_bound=prior_clip)
+            return DP2VAE(sampling_rate=sampling_rate, steps=steps, width=width, prior_clip_norm=prior_clip)
         case "dp-lflow":
-            return DPLFlow(rate=sampling_rate, steps=steps, filter_steps=0)
+            return DPLFlow(sampling_rate=sampling_rate, steps=steps, filter_steps=0)
     raise ValueError(f"latent must be dp2-vae or dp-lflow, not {name!r}")
 
 
