@@ -15,6 +15,7 @@ from sfumato.privacy.records import PrivateRecords
 from sfumato.privacy.sampling import Partition, Units
 from sfumato.privacy.state import PrivateState
 
+
 class Batches:
     """Draws the batch of each step and fetches it in microbatches."""
 

@@ -11,7 +11,17 @@ from torch import Tensor, nn
 
 from sfumato.privacy.clipping import clipped_feature_sum
 from sfumato.privacy.events import SubsampledGaussian
-from sfumato.privacy.gradients import Batch, Clip, Loss, UnsupportedModel, check, check_rows, check_shards, clipped_sum, groups_of
+from sfumato.privacy.gradients import (
+    Batch,
+    Clip,
+    Loss,
+    UnsupportedModel,
+    check,
+    check_rows,
+    check_shards,
+    clipped_sum,
+    groups_of,
+)
 from sfumato.privacy.gradients.group_terms import Terms
 from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
 from sfumato.privacy.gradients.private_rows import on_private_rows

@@ -34,20 +34,20 @@ from sfumato.privacy.gradients.errors import UnsupportedModel
 from sfumato.privacy.gradients.side_effects import no_side_effects
 from sfumato.privacy.randomness import Draws
 
-_NUMBERS = frozenset(
-    getattr(Tensor, name)
-    for name in (
-        "item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __array__ __repr__ __format__ __contains__ "
-        "__reduce_ex__ __dlpack__ data_ptr untyped_storage storage equal allclose is_nonzero"
-    ).split()
-) | {torch.equal, torch.allclose, torch.is_nonzero}
+_READS = [
+    *("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__array__"),
+    *("__repr__", "__format__", "__contains__", "__reduce_ex__", "__dlpack__", "data_ptr", "untyped_storage"),
+    *("storage", "equal", "allclose", "is_nonzero"),
+]
+_NUMBERS = {getattr(Tensor, name) for name in _READS} | {torch.equal, torch.allclose, torch.is_nonzero}
 _HINT = "a loss, feature or update may only return one result for each row, computed from that row"
 
 
 class Guard:
     """Follows what is computed from the rows while a function runs, and refuses what would let it out."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fixed_shapes: bool = True) -> None:
+        self._fixed_shapes = fixed_shapes
         self._made: dict[int, StorageWeakRef] = {}
         self._private: dict[int, StorageWeakRef] = {}
         self._active = False
@@ -96,6 +96,15 @@ class Guard:
         finally:
             self._active = self._backward = False
 
+    @contextmanager
+    def trusted(self) -> Iterator[None]:
+        """Code inside is the project's or torch's own, and is not restricted."""
+        before, self._active = self._active, False
+        try:
+            yield
+        finally:
+            self._active = before
+
     def refuse(self, what: str) -> None:
         self._refusal = UnsupportedModel(f"the function was refused on random images: {what}. {_HINT}")
         raise self._refusal
@@ -131,7 +140,9 @@ class Guard:
         if any(not reference.expired() for reference in self._private.values()):
             gc.collect()  # reference cycles of the autograd graph
         if any(not reference.expired() for reference in self._private.values()):
-            self.refuse("tensors computed from the rows are still alive after the call: it keeps something of the batch")
+            self.refuse(
+                "tensors computed from the rows are still alive after the call: it keeps something of the batch"
+            )
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
@@ -187,7 +198,7 @@ class _Operations(TorchDispatchMode):
     def _check_result(self, func: Any, args: Any) -> None:
         if torch.Tag.data_dependent_output in func.tags:
             self.guard.refuse("it takes a Python number out of the rows (item, float, bool, an if on their values)")
-        if torch.Tag.dynamic_output_shape in func.tags:
+        if torch.Tag.dynamic_output_shape in func.tags and self.guard._fixed_shapes:
             masks = [leaf for leaf in tree_leaves(args[1:]) if isinstance(leaf, Tensor)]
             if func.overloadpacket is torch.ops.aten.index and all(mask.dtype == torch.int64 for mask in masks):
                 return
@@ -214,38 +225,39 @@ class _Calls(TorchFunctionMode):
             given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
             if self.guard.is_private(given):
                 self.guard.refuse(f"it reads the values of the rows as Python objects ({func.__name__})")
+        if func is torch.nn.functional.one_hot and _width(*args, **(kwargs or {})) > 0:
+            with self.guard.trusted():  # it reads the labels only to check that they are in range
+                return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _width(tensor: Tensor, num_classes: int = -1) -> int:
+    return num_classes
 
 
 @dataclass(frozen=True)
 class _GuardedDraws(Draws):
-    """Draws whose ids and key cannot be read; the numbers drawn count as computed from the rows."""
+    """Draws whose ids and key cannot be read; the numbers drawn count as computed from the rows.
+
+    The number of a draw within its record (``draw``) is public.
+    """
 
     guard: Guard
 
     def __getitem__(self, index: slice | Tensor) -> Draws:
-        with self._trusted():
+        with self.guard.trusted():
             return _GuardedDraws(self.key, self.rows[index], self.draw[index], self.guard)
 
     def __len__(self) -> int:
-        with self._trusted():
+        with self.guard.trusted():
             return len(self.rows)
 
     def _words(self, name: str, count: int) -> Tensor:
-        with self._trusted():
+        with self.guard.trusted():
             return self.guard.follow(super()._words(name, count))
 
-    @contextmanager
-    def _trusted(self) -> Iterator[None]:
-        guard = object.__getattribute__(self, "guard")
-        before, guard._active = guard._active, False
-        try:
-            yield
-        finally:
-            guard._active = before
-
     def __getattribute__(self, name: str) -> Any:
-        if name in ("rows", "draw", "key") and object.__getattribute__(self, "guard")._active:
+        if name in ("rows", "key") and object.__getattribute__(self, "guard")._active:
             object.__getattribute__(self, "guard").refuse("it reads the ids of the records, which are not values")
         return object.__getattribute__(self, name)
 

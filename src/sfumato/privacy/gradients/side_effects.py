@@ -7,17 +7,17 @@ import io
 import logging
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 Refuse = Callable[[str], None]
 
 _EVENTS = {
-    "_thread.start_new_thread": "it starts a thread",
     "os.fork": "it starts a process",
     "os.posix_spawn": "it starts a process",
     "os.putenv": "it sets an environment variable",
@@ -68,6 +68,8 @@ def no_side_effects(active: Callable[[], bool], refuse: Refuse) -> Iterator[None
     handler = _Refusing(active, refuse)
     _watchers.append((active, refuse))
     logging.getLogger().addHandler(handler)
+    traced = threading.gettrace()
+    threading.settrace(_in_threads(active, refuse))
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.redirect_stdout(_Stream(sys.stdout, active, refuse)))
@@ -76,6 +78,7 @@ def no_side_effects(active: Callable[[], bool], refuse: Refuse) -> Iterator[None
             warnings.simplefilter("always")
             yield
     finally:
+        threading.settrace(cast(Any, traced))
         logging.getLogger().removeHandler(handler)
         _watchers.pop()
     for warning in raised or []:
@@ -84,6 +87,16 @@ def no_side_effects(active: Callable[[], bool], refuse: Refuse) -> Iterator[None
 
 
 _installed: list[object] = []
+
+
+def _in_threads(active: Callable[[], bool], refuse: Refuse) -> Callable[..., None]:
+    """Called by the interpreter at the first line of every new thread, where torch's modes do not reach."""
+
+    def trace(frame: object, event: str, argument: object) -> None:
+        if active():
+            refuse("it starts a thread")
+
+    return trace
 
 
 class _Stream(io.TextIOBase):
