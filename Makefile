@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo test lint browser clean
+.PHONY: demo test test-long lint browser clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +31,10 @@ browser:
 
 test: $(INSTALLED) lint browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+# Whole journeys through the command line, from raw files to pages; they take minutes each.
+test-long: $(INSTALLED) browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m long
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis demo

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 from torch import nn
 
 from sfumato.audit.broken_methods import ControlMethod
-from sfumato.cli.main import main
+from sfumato.cli.main import app, main
 from sfumato.privacy import Budget, Curator, Ledger, PrivateRecords, Randomness
 from sfumato.training.checkpoint import FolderCheckpoint
 
@@ -64,7 +65,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_train_sample_and_ledger(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = sfumato("train", "dp-merf", data, "--epsilon", 3, "--out", run, "--classes", 3, *SMALL)
+    done = sfumato("train", data, "--method", "dp-merf", "--epsilon", 3, "--out", run, "--classes", 3, *SMALL)
     assert done.returncode == 0, done.stderr
     assert "at most a factor" in done.stdout and "generator: 5 of 5" in done.stderr
     assert sorted(path.name for path in run.iterdir() if "ledger" not in path.name) == ["internal", "release"]
@@ -85,7 +86,7 @@ def test_train_sample_and_ledger(data: Path, tmp_path: Path) -> None:
     facts = json.loads(shown.stdout)
     assert facts["verified"] and facts["holds_release"] and facts["spent"] == card["epsilon"]
 
-    again = sfumato("train", "dp-merf", data, "--epsilon", 3, "--out", run, "--classes", 3, *SMALL)
+    again = sfumato("train", data, "--method", "dp-merf", "--epsilon", 3, "--out", run, "--classes", 3, *SMALL)
     assert again.returncode == 2 and "finished run" in again.stderr
 
 
@@ -106,7 +107,7 @@ def test_plans_and_lists_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (["plan", "dp-merf", "--epsilon", "-1"], "positive"),
         (["plan", "dp-merf"], "--epsilon"),
         (["plan", "dp-merf", "--epsilon", "1", "--variant", "best"], "no variant 'best'"),
-        (["train", "dp-merf", "/nowhere", "--epsilon", "1", "--out", "OUT"], "error"),
+        (["train", "/nowhere", "--method", "dp-merf", "--epsilon", "1", "--out", "OUT"], "error"),
         (["sample", "/nowhere", "--out", "OUT"], "no release"),
         (["ledger", "/nowhere"], "no ledger"),
     ],
@@ -124,24 +125,81 @@ def test_a_mistake_gets_one_clear_line(
     assert hint in said and "Traceback" not in said
 
 
-def test_settings_from_a_file(
+def test_a_command_from_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "settings.toml"
-    path.write_text("features = 128\nlength_scale = 5.5\n")
-    words = ("plan", "dp-merf", "--epsilon", "1", "--config", str(path), "--json")
-    assert answered(monkeypatch, *words) == 0
-    assert json.loads(capsys.readouterr().out)["parameters"]["features"] == 128
-    path.write_text("features = [")
-    assert answered(monkeypatch, *words) == 2
-    assert "is not TOML" in capsys.readouterr().err
+    path = tmp_path / "command.toml"
+    path.write_text('method = "dp-merf"\nepsilon = 2\n\n[set]\nfeatures = 128\nlength_scale = 5.5\n')
+    assert answered(monkeypatch, "plan", "--config", str(path), "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["parameters"]["features"] == 128 and plan["budget"]["epsilon"] == 2
+    assert answered(monkeypatch, "plan", "--config", str(path), "--epsilon", "1", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["budget"]["epsilon"] == 1
+    mistakes = {"features = [": "is not TOML", "epsilonn = 1": "did you mean 'epsilon'?", "x = 1": "[set]"}
+    for text, hint in mistakes.items():
+        path.write_text(text)
+        assert answered(monkeypatch, "plan", "--config", str(path)) == 2
+        assert hint in capsys.readouterr().err
+
+
+def test_a_run_can_be_repeated_from_the_file_it_writes(data: Path, tmp_path: Path) -> None:
+    words = ["train", data, "--method", "dp-merf", "--epsilon", 3, "--classes", 3, *SMALL]
+    assert sfumato(*words, "--out", tmp_path / "one", "--quiet").returncode == 0
+    written = tmp_path / "one" / "internal" / "command.toml"
+    assert written.stat().st_mode & 0o077 == 0
+    done = sfumato("train", "--config", written, "--out", tmp_path / "two", "--quiet")
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    one, two = (json.loads((tmp_path / run / "release" / "card.json").read_text()) for run in ("one", "two"))
+    assert one["parameters"] == two["parameters"] and one["command"] == two["command"]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (
+            ["train", "dp-merf", "my images", "--epsilon", "1", "--out", "run"],
+            "sfumato train 'my images' --method dp-merf --epsilon 1 --out run",
+        ),
+        (["train", "DATA", "--epsilon", "1", "--out", "run"], "--method"),
+    ],
+)
+def test_the_old_order_is_refused_with_the_new_command(
+    given: list[str], wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answered(monkeypatch, *given) == 2
+    assert wanted in capsys.readouterr().err
+
+
+def test_version_and_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answered(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.startswith("sfumato 0.")
+    for words in (["--quiet", "cache", "--json"], ["cache", "--json", "-q"]):
+        assert answered(monkeypatch, *words) == 0
+        assert json.loads(capsys.readouterr().out)["bytes"] >= 0
+
+
+def test_without_a_method_every_certified_one_is_planned(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answered(monkeypatch, "plan", "--epsilon", "1", "--json") == 0
+    plans = json.loads(capsys.readouterr().out)
+    assert {plan["method"] for plan in plans} >= {"dp-merf", "dp-lflow", "gs-wgan"}
+    assert all(plan["epsilon"] <= 1 for plan in plans)
+
+
+def test_every_command_that_prints_a_table_prints_json_too() -> None:
+    """The commands whose result is a table, by what their module imports."""
+    group = typer.main.get_command(app)
+    for name in ("methods", "plan", "ledger", "cache", "compare"):
+        command = group.commands[name]  # type: ignore[attr-defined]
+        assert any("--json" in parameter.opts for parameter in command.params), name
 
 
 def test_a_stopped_run_goes_on_without_paying_twice(data: Path, tmp_path: Path) -> None:
     """Ctrl-C while the generator trains: the answers are kept, the resumed run asks nothing again."""
     run = tmp_path / "run"
     slow = [*SMALL, "--set", "iterations=100000"]
-    words = ["train", "dp-merf", data, "--epsilon", 3, "--out", run, "--classes", 3, *slow]
+    words = ["train", data, "--method", "dp-merf", "--epsilon", 3, "--out", run, "--classes", 3, *slow]
     process = subprocess.Popen(
         [sys.executable, "-m", "sfumato", *map(str, words)],
         stderr=subprocess.PIPE,
@@ -172,7 +230,7 @@ def test_a_stopped_run_goes_on_without_paying_twice(data: Path, tmp_path: Path) 
     assert Ledger.read(run / "ledger.jsonl").events() == paid
 
 
-class CachedArrays(ControlMethod):
+class Resumable(ControlMethod):
     """The control method with a checkpoint, so that it can be resumed."""
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, None]:
@@ -196,7 +254,7 @@ def train_and_tell(folder: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 4, 4), dtype=np.uint8)
     private = PrivateRecords(pixels, np.arange(8) % 2, classes=("a", "b"))
     checkpoint = FolderCheckpoint(folder / "checkpoint", seconds=0.02)
-    method = CachedArrays(steps=200, rate=0.5)
+    method = Resumable(steps=200, rate=0.5)
     method.fit(private, Budget(3.0, 1e-5), folder / "ledger", checkpoint=checkpoint, device="cpu")
     os._exit(0)
 
@@ -208,7 +266,7 @@ def test_killed_at_twenty_moments_the_ledger_is_never_short(tmp_path: Path) -> N
     drawn = tmp_path / "drawn"
     drawn.touch()
     kills, charged = 0, 0
-    CachedArrays(steps=200, rate=0.5).plan(
+    Resumable(steps=200, rate=0.5).plan(
         Budget(3.0, 1e-5)
     )  # the children inherit the calibration and need not repeat it
     while charged < 200:

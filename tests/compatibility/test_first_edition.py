@@ -7,20 +7,15 @@ allow for another machine's rounding; on one machine the bits are the same.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from compatibility.record import summary
+from compatibility.record import FOLDER, summary, trained
 from sfumato.methods.registry import load
 from sfumato.privacy import Ledger
-from sfumato.privacy.budget import budget_from_json
-from worst_case import worst_case_images
 
-FOLDER = Path(__file__).parent / "first_edition"
 FINGERPRINTS: dict[str, Any] = json.loads((FOLDER / "fingerprints.json").read_text())
 
 
@@ -47,10 +42,7 @@ def test_an_old_release_and_its_ledger_load_and_sample(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(FINGERPRINTS))
 def test_a_seeded_training_gives_the_same_tensors(name: str) -> None:
     expected = FINGERPRINTS[name]
-    method = load(FOLDER / name / "release").method
-    torch.set_num_threads(1)
-    release = method.fit(worst_case_images(), budget_from_json(expected["budget"]), seed=5, device="cpu")  # type: ignore[attr-defined]
-    found = [summary(tensor.numpy()) for tensor in release.model.state_dict().values()]
+    found = list(trained(name, expected["budget"]).values())
     assert len(found) == len(expected["tensors"])
     different = [
         key for one, (key, other) in zip(found, expected["tensors"].items(), strict=True) if not close(one, other)

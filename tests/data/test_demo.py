@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from data.samples import pictures, write_folder, write_parquet
-from sfumato.cli.demo import best_method, run_demo
+from sfumato.cli.demonstration import best_method, run_demo
 from sfumato.data import PublicImages, read
 from sfumato.methods import DPMERF
 from sfumato.privacy import Budget

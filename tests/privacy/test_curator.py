@@ -22,6 +22,7 @@ from sfumato.privacy import (
     SubsampledGaussian,
 )
 from sfumato.privacy.mechanism import Query, grid_of
+from sfumato.privacy.sampling import Units
 
 COUNT, SIZE, CLASSES = 40, 4, ("a", "b", "c")
 
@@ -270,3 +271,47 @@ def test_no_more_images_of_a_person_than_allowed() -> None:
     door, _ = curator(event, private=collection(persons=True), budget=budget, max_images_per_unit=3)
     sizes = [len(batch.images) for step in door.steps("sum") for batch in step._batches("sum", 1, None, 256)]
     assert sizes == [15]  # five persons, three images each
+
+
+@pytest.mark.parametrize("unit", ["image", "person"])
+def test_removing_a_unit_changes_nobody_elses_batches_draws_and_shards(unit: Any) -> None:
+    """The neighbour lacks the unit's images altogether; the others keep their ids, and all else follows from these."""
+    private = collection(persons=unit == "person")
+    neighbour = private._without(3, unit)
+    gone = np.arange(COUNT) // 8 == 3 if unit == "person" else np.arange(COUNT) == 3
+    assert len(neighbour._labels) == COUNT - gone.sum()
+    seen: list[dict[float, Tensor]] = []
+    batches = []
+    for records in (private, neighbour):
+        budget = Budget(5.0, 1e-5, unit=unit)
+        running, _ = curator(train(steps=20, a=1.0), private=records, budget=budget, max_images_per_unit=5)
+        drawn: dict[float, Tensor] = {}
+        batches.append([])
+        for step in running.steps("train"):
+            batches[-1].append(set(step._batch.tolist()))
+            for batch in step._batches("a", 1, None, 256):
+                rows = zip(batch.images, batch.random.normal("z", 2), batch.random.rows, strict=True)
+                for image, number, key in rows:
+                    place = float(image.double().flatten() @ torch.arange(16.0).double())
+                    drawn[place] = torch.cat([number, key[None]])
+        seen.append(drawn)
+    assert [batch - {3} for batch in batches[0]] == batches[1] and any(3 in batch for batch in batches[0])
+    common = seen[0].keys() & seen[1].keys()
+    assert len(common) >= COUNT - gone.sum()
+    assert all(torch.equal(seen[0][key], seen[1][key]) for key in common)
+    shards = [Units(one, unit, max_images=5).shard_of(Randomness(1), 7) for one in (private, neighbour)]
+    kept = np.flatnonzero(shards[1][: len(shards[0])] >= 0)
+    assert np.array_equal(shards[0][kept], shards[1][kept]) and shards[1][3] == -1
+
+
+def test_ids_need_not_be_in_order_and_must_differ() -> None:
+    pixels = collection()._pixels
+    with pytest.raises(ValueError, match="id of its own"):
+        PrivateImages(pixels, np.arange(COUNT) % 2, classes=CLASSES, ids=np.zeros(COUNT, dtype=np.int64))
+    with pytest.raises(ValueError, match="from 0 on"):
+        PrivateImages(pixels, np.arange(COUNT) % 2, classes=CLASSES, ids=np.arange(COUNT) - 1)
+    tape = Listener()
+    shuffled = PrivateImages(pixels, np.arange(COUNT) % 2, classes=CLASSES, ids=np.arange(COUNT)[::-1] * 1000)
+    running, _ = curator(HISTOGRAM, private=shuffled, tape=tape)
+    running.noisy_histogram("counts")
+    assert tape.heard[0][0].sums[0].total.tolist() == pytest.approx([20, 20, 0], rel=1e-6)

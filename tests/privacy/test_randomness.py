@@ -8,7 +8,8 @@ import torch
 from scipy import stats
 
 from sfumato.privacy import Randomness
-from sfumato.privacy.randomness import Draws, philox
+from sfumato.privacy.generators import chacha, philox
+from sfumato.privacy.randomness import Draws
 
 CPU = torch.device("cpu")
 
@@ -25,6 +26,49 @@ def test_known_answers_of_philox(word: int, expected: tuple[int, ...]) -> None:
     assert tuple(int(x) for x in philox((counter,) * 4, (word, word))) == expected
 
 
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        (8, "3e00ef2f895f40d67f5bb8e81f09a5a12c840ec3ce9a7f3b181be188ef711a1e"),
+        (20, "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"),
+    ],
+)
+def test_known_answers_of_chacha(rounds: int, expected: str) -> None:
+    """The key stream for a key, counter and nonce of zeros, of 8 and of 20 rounds."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    words = chacha((zero,) * 4, bytes(32), rounds=rounds)  # type: ignore[arg-type]
+    assert words.numpy().astype("<i4").tobytes().hex().startswith(expected)
+
+
+def test_every_bit_of_the_key_and_of_the_counter_matters() -> None:
+    zero = torch.zeros(1, dtype=torch.int64)
+    plain = chacha((zero,) * 4, bytes(32))  # type: ignore[arg-type]
+    for bit in range(256):
+        key = (1 << bit).to_bytes(32, "little")
+        changed = chacha((zero,) * 4, key) ^ plain  # type: ignore[arg-type]
+        assert 150 < sum(int(word & 0xFFFFFFFF).bit_count() for word in changed.flatten().tolist()) < 362
+    for word in range(4):
+        for bit in range(32):
+            counter = [zero, zero, zero, zero]
+            counter[word] = torch.tensor([1 << bit])
+            assert not torch.equal(chacha(tuple(counter), bytes(32)), plain)  # type: ignore[arg-type]
+
+
+def test_a_stream_of_noise_has_a_256_bit_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+
+    def watched(counter: object, key: bytes, **options: object) -> torch.Tensor:
+        keys.append(key)
+        return chacha(counter, key, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("sfumato.privacy.randomness.chacha", watched)
+    randomness = Randomness()
+    randomness.gaussian(5, CPU, "a", 1)
+    randomness.gaussian(5, CPU, "a", 2)
+    randomness.coins(10, 0.5, "a", 1)
+    assert len(set(keys)) == 3 and all(len(key) == 32 for key in keys)
+
+
 def test_words_are_the_same_where_arrays_cannot_be_had() -> None:
     """Inside torch.func a tensor has no memory of its own, and on a GPU it has another."""
     rows = torch.tensor([3, 0xFFFFFFFF, 0, 77])
@@ -35,7 +79,7 @@ def test_words_are_the_same_where_arrays_cannot_be_had() -> None:
     assert rows.tolist() == [3, 0xFFFFFFFF, 0, 77], "the counter is left as it was"
 
 
-def test_manual_seed_has_no_say() -> None:
+def test_manual_seed_has_no_effect() -> None:
     noises = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -80,6 +124,28 @@ def test_coins_have_their_rate_and_ignore_how_many_others_there_are() -> None:
     assert len(randomness.coins(0, 0.5, "none")) == 0
 
 
+def test_sampled_ids_are_independent_within_a_step() -> None:
+    """Pairs of ids at any distance, also across the border of a block, and every place of a block."""
+    randomness, size, rate = Randomness(), 3 * 4096, 0.2
+    table = np.zeros((400, size), dtype=bool)
+    for step in range(400):
+        table[step, randomness.coins(size, rate, "c", step).numpy()] = True
+    for distance in (1, 2, 7, 64, 4096):
+        both = int((table[:, :-distance] & table[:, distance:]).sum())
+        assert stats.binomtest(both, 400 * (size - distance), rate**2).pvalue > 1e-6
+    # The number of samples in a step is binomial, and so is that of each id over the steps.
+    assert stats.kstest(table.sum(1), stats.binom(size, rate).cdf).pvalue > 1e-6
+    spread = float(np.square(table.sum(0) - 400 * rate).sum() / (400 * rate * (1 - rate)))
+    assert 1e-6 < stats.chi2.cdf(spread, size) < 1 - 1e-6
+
+
+@pytest.mark.parametrize("rate", [1e-4, 0.01, 0.9, 0.9999])
+def test_small_and_large_rates(rate: float) -> None:
+    found = Randomness().coins(1_000_000, rate, "c")
+    assert stats.binomtest(len(found), 1_000_000, rate).pvalue > 1e-6
+    assert torch.equal(found, found.unique())
+
+
 def test_coins_of_two_steps_are_independent() -> None:
     randomness = Randomness()
     one, two = (set(randomness.coins(20_000, 0.5, "c", step).tolist()) for step in (1, 2))
@@ -106,6 +172,16 @@ def test_draws_follow_their_laws() -> None:
     assert stats.kstest(many.uniform("u", 3).flatten().numpy(), "uniform").pvalue > 1e-6
     counts = np.bincount(many.integers("g", 7, 2).flatten().numpy(), minlength=7)
     assert stats.chisquare(counts).pvalue > 1e-6
+
+
+def test_the_keys_of_rows_do_not_show_the_place_of_a_record() -> None:
+    ids = torch.arange(10_000)
+    first, second = (Randomness().draws(ids, torch.zeros_like(ids), "x") for _ in range(2))
+    assert not (first.rows == second.rows).any() and len(first.rows.unique()) == 10_000
+    for bit in (0, 1, 31, 32, 63):
+        ones = (first.rows >> bit) & 1
+        assert stats.binomtest(int(ones.sum()), 10_000).pvalue > 1e-6
+        assert stats.binomtest(int((ones ^ (ids & 1)).sum()), 10_000).pvalue > 1e-6
 
 
 def test_draws_work_under_vmap() -> None:

@@ -38,4 +38,4 @@ def test_the_command_line_says_what_a_run_costs() -> None:
     facts = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     parts = {part["name"]: part["steps"] for part in facts["work"]["parts"]}
     assert parts == {"label counts": 1, "mean embedding": 1, "generator": 7}
-    assert "floating point operations" in CliRunner().invoke(app, words).stdout.replace("\n", " ")
+    assert "floating-point operations" in CliRunner().invoke(app, words).stdout.replace("\n", " ")

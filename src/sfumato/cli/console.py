@@ -1,23 +1,99 @@
-"""What a person sees while something runs: a bar on a terminal, plain lines elsewhere. Public numbers only."""
+"""What a command prints: results on standard output; remarks, progress and errors on standard error.
+
+Progress shows public numbers only. ``--quiet`` leaves results and errors.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterable, Sequence
 from types import TracebackType
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from sfumato.files import json_text
 
 console = Console()
 errors = Console(stderr=True)
 
+_flags = {"quiet": False, "traceback": False}
+
+
+def use_quiet(value: bool) -> bool:
+    """Callback of ``--quiet``, before the command or after its name."""
+    _flags["quiet"] |= value
+    return value
+
+
+def use_traceback(value: bool) -> bool:
+    """Callback of ``--traceback``."""
+    _flags["traceback"] |= value
+    return value
+
+
+def reset_flags() -> None:
+    """Forget the flags of an earlier command in the same process."""
+    _flags.update(quiet=False, traceback=False)
+
+
+def wants_traceback() -> bool:
+    """Whether ``--traceback`` was given."""
+    return _flags["traceback"]
+
+
+def say(text: str) -> None:
+    """Print a line of the result."""
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def remark(text: str) -> None:
+    """Print a line that is not the result; ``--quiet`` leaves it out."""
+    if not _flags["quiet"]:
+        errors.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def warn(text: str) -> None:
+    """Print a warning, also with ``--quiet``."""
+    errors.print(text, soft_wrap=True, markup=False, highlight=False, style="yellow")
+
+
+def print_json(value: Any) -> None:
+    """Print ``value`` as JSON."""
+    print(json_text(value), end="")
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
+    """Print a table of the result."""
+    console.print(_table(headings, rows, title))
+
+
+def remark_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table that is not the result; ``--quiet`` leaves it out."""
+    if not _flags["quiet"]:
+        errors.print(_table(headings, rows, None))
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str | None) -> Table:
+    table = Table(*headings, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
 
 class ProgressBar:
-    """Reports of ``(name, done, total, ε so far)``, shown on standard error so that output can be piped."""
+    """Shows reports of ``(name, done, total, ε so far)``: a bar on a terminal, a line for each tenth elsewhere.
+
+    A total of 0 stands for work whose amount is unknown or private: it shows that something happens, and no number.
+    """
 
     def __init__(self) -> None:
         self._lines = not sys.stderr.isatty()
-        self._shown: dict[str, int] = {}
+        self._tenths: dict[str, int] = {}
+        self._started: dict[str, float] = {}
         self._tasks: dict[str, TaskID] = {}
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -26,10 +102,10 @@ class ProgressBar:
             TimeRemainingColumn(),
             TextColumn("{task.fields[cost]}"),
             console=errors,
-            disable=self._lines,
+            disable=self._lines or _flags["quiet"],
         )
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 
@@ -38,14 +114,36 @@ class ProgressBar:
     ) -> None:
         self._bar.stop()
 
-    def report(self, name: str, done: int, total: int, epsilon: float | None) -> None:
+    def report(self, name: str, done: int, total: int, epsilon: float | None = None) -> None:
+        """Show that ``done`` of ``total`` steps of the part ``name`` are done."""
         cost = "" if epsilon is None else f"ε {epsilon:.3g}"
+        if _flags["quiet"]:
+            return
         if self._lines:
-            tenth = 10 * done // max(1, total)
-            if tenth != self._shown.get(name):
-                self._shown[name] = tenth
-                print(f"{name}: {done} of {total}{', ' if cost else ''}{cost}", file=sys.stderr, flush=True)
+            self._report_line(name, done, total, cost)
             return
         if name not in self._tasks:
-            self._tasks[name] = self._bar.add_task(name, total=total, cost="")
-        self._bar.update(self._tasks[name], completed=done, total=total, cost=cost)
+            self._tasks[name] = self._bar.add_task(name, total=total or None, cost="")
+        self._bar.update(self._tasks[name], completed=done, total=total or None, cost=cost)
+
+    def _report_line(self, name: str, done: int, total: int, cost: str) -> None:
+        tenth = 10 * done // max(1, total)
+        if tenth == self._tenths.get(name):
+            return
+        self._tenths[name] = tenth
+        started = self._started.setdefault(name, time.monotonic())
+        words = [f"{name} …" if not total else f"{name}: {done} of {total}", cost]
+        if 0 < done < total and (left := (time.monotonic() - started) * (total - done) / done) >= 10:
+            words.append(f"about {duration(left)} left")
+        print(", ".join(word for word in words if word), file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """A time that a person can read.
+
+    >>> duration(42), duration(150), duration(9000)
+    ('42 s', '2 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -286,7 +286,7 @@ def _train(cell: Cell, terms: Terms, train: Images) -> None:
 
 def _command(cell: Cell, terms: Terms) -> str:
     """For the card: how such a run is made; where the collection lies is nobody's business."""
-    words = [f"sfumato train {cell.method.name} DATA --variant {cell.method.variant}"]
+    words = [f"sfumato train DATA --method {cell.method.name} --variant {cell.method.variant}"]
     spent = cell.budget(terms).to_json()["epsilon"]
     words.append("--no-guarantee" if spent is None else f"--epsilon {spent:g} --delta {terms.delta:g}")
     words.append(f"--unit {terms.unit}")

@@ -30,7 +30,7 @@ class Batches:
         """The units, or for a sharded event the shards, that are in the batch of this step."""
         label = (event.name, index)
         if event.shards is None:
-            return self._units.sample(self._randomness, event.sampling_rate, *label, device=str(self._device))
+            return self._units.sample(self._randomness, event.sampling_rate, *label)
         return self._randomness.coins(event.shards, event.sampling_rate, *label).numpy()
 
     def fetch(
@@ -56,8 +56,8 @@ class Batches:
             weights = (weights * share.reshape(-1, 1)).reshape(len(units), units.shape[1] * weights.shape[1])
             rows = table.flatten()
             images, labels = self._records._fetch(rows, device)
-            ids = torch.from_numpy(rows).to(device)
-            owner = ids if event.shards is None else torch.from_numpy(owners).to(device)
+            ids = torch.from_numpy(self._units.record_ids(rows)).to(device)
+            owner = torch.from_numpy(rows if event.shards is None else owners).to(device)
             memory = None if state is None else state._read(owner, device)
             if memory is not None and len(owner) < len(ids):
                 memory = memory.repeat_interleave(len(ids) // len(owner), 0)

@@ -1,9 +1,10 @@
-"""The one place where noise and private-side draws come from.
+"""The one place where noise and private draws come from.
 
-A run has one 256-bit key from the operating system. Keyed BLAKE2b turns (key, label) into the key of a stream, and
-Philox4x32-10 (Salmon et al., 2011), a counter-based generator, expands it. Two things follow. ``torch.manual_seed``
-has no say in any of it. And a draw is addressed rather than taken in turn: the coin, latent or group label of unit i
-in step t is a function of (key, t, block, i), so taking another unit out of the data changes no draw of unit i.
+A run has one 256-bit key from the operating system. Keyed BLAKE2b turns (key, label) into the key of a stream. Noise
+and Poisson sampling come from ChaCha8 under 256-bit keys; the draws that a loss asks for, which nobody sees, from
+Philox4x32-10. ``torch.manual_seed`` has no effect on any of it. A draw is addressed rather than taken in turn: whether
+unit i is in the batch of step t, and its latents, are a function of (key, t, block, i), so that removing another unit
+from the collection changes no draw of unit i.
 """
 
 from __future__ import annotations
@@ -13,41 +14,19 @@ import math
 import os
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-DESCRIPTION = "Philox4x32-10, keyed by BLAKE2b from 256 bits of the operating system"
+from sfumato.privacy.generators import WORD, Key, chacha, philox, uniforms
 
-_WORD = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_CACHED = 1 << 15  # numbers of a piece that a processor's cache holds
+DESCRIPTION = (
+    "noise and sampling from ChaCha8 under 256-bit keys, draws of a loss from Philox4x32-10, "
+    "keyed by BLAKE2b from 256 bits of the operating system"
+)
 
-Key = tuple[int, int]
-"""Two 32-bit words: the key of one Philox stream."""
-
-
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Key) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ten rounds over four 32-bit counter words, held in int64 tensors; wrap-around products keep the right bits."""
-    rounds = [[(word + turn * weyl) & _WORD for word, weyl in zip(key, _WEYL, strict=True)] for turn in range(10)]
-    try:
-        w, x, y, z = (word.numpy().astype(np.uint64) for word in counter)
-    except (TypeError, RuntimeError):  # on a GPU, or traced by torch.func
-        a, b, c, d = counter
-        for low, high in rounds:
-            first, second = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
-            a, b = ((second >> 32) & _WORD) ^ b ^ low, second & _WORD
-            c, d = ((first >> 32) & _WORD) ^ d ^ high, first & _WORD
-        return a, b, c, d
-    for low, high in rounds:  # a processor is more than twice as fast in place
-        for own, factor, other, add in ((w, 0, z, high), (y, 1, x, low)):
-            own *= _MULTIPLIERS[factor]
-            other ^= (own >> 32) ^ add
-            own &= _WORD
-        w, x, y, z = x, y, z, w
-    a, b, c, d = (torch.from_numpy(word.view(np.int64)) for word in (w, x, y, z))
-    return a, b, c, d
+_CACHED = 1 << 12  # ChaCha blocks that a processor's cache holds
+_IDS = 1 << 12  # of one block of the id space
+_ID_BLOCKS = 1 << 10  # blocks of the id space that are sampled at once
 
 
 def _box_muller(uniform: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,10 +37,11 @@ def _box_muller(uniform: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Draws:
-    """Random numbers for the rows of a batch, each row's a function of its own id (``rows``) and draw number.
+    """Random numbers for the rows of a batch, each row's a function of its own key (``rows``) and draw number.
 
     A loss asks by name, ``random.normal("latent", 20)``: the same name gives the same numbers again, another name
-    gives independent ones, however the batch is cut. The first dimension of every answer is the batch.
+    gives independent ones, however the batch is divided. The first dimension of every answer is the batch. A row's key
+    is a secret function of its record's id: it says nothing about the record's place in the collection.
     """
 
     key: Key
@@ -78,9 +58,8 @@ class Draws:
         """``[rows, count]`` 32-bit words."""
         blocks = -(-count // 4)
         position = torch.arange(blocks, device=self.rows.device).expand(len(self.rows), blocks)
-        label = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
-        rows, draw = ((own & _WORD)[:, None].expand_as(position) for own in (self.rows, self.draw))
-        words = philox((position, rows, draw, torch.full_like(position, label)), self.key)
+        low, high, draw = ((own & WORD)[:, None].expand_as(position) for own in (self.rows, self.rows >> 32, self.draw))
+        words = philox((position, low, high, draw), _named(self.key, name))
         return torch.stack(words, dim=-1).flatten(1)[:, :count]
 
     def uniform(self, name: str, *shape: int) -> Tensor:
@@ -101,55 +80,89 @@ class Draws:
         return ((words * high) >> 32).view(-1, *shape)
 
 
+def _named(key: Key, name: str) -> Key:
+    """The key of one name's numbers within a stream."""
+    secret = b"".join(word.to_bytes(4, "little") for word in key)
+    return _words_of(hashlib.blake2b(name.encode(), key=secret, digest_size=8).digest())
+
+
+def _words_of(digest: bytes) -> Key:
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
+
+
 class Randomness:
     """The run's key and the streams derived from it. ``seed`` fixes the key: for tests, and the card then says so."""
 
     def __init__(self, seed: int | None = None) -> None:
         self.seeded = seed is not None
-        self._spent: set[Key] = set()
+        self._used: set[bytes] = set()
         self._key = os.urandom(32) if seed is None else hashlib.blake2b(str(seed).encode(), digest_size=32).digest()
 
-    def _stream(self, *label: str | int) -> Key:
+    def _derived(self, *label: str | int) -> bytes:
+        """The 256-bit key of a stream."""
         # Lengths are part of the message: ("ab", "c") and ("a", "bc") are different streams.
         message = b"".join(len(p).to_bytes(4, "little") + p for p in (str(part).encode() for part in label))
-        word = hashlib.blake2b(message, key=self._key, digest_size=8).digest()
-        return int.from_bytes(word[:4], "little"), int.from_bytes(word[4:], "little")
+        return hashlib.blake2b(message, key=self._key, digest_size=32).digest()
+
+    def _stream(self, *label: str | int) -> Key:
+        return _words_of(self._derived(*label))
 
     def public_seed(self) -> int:
-        """A seed for torch's global generator, which draws what hides nothing: initial weights, latents, fakes."""
+        """A seed for torch's global generator, which draws initial weights, latents and fakes: nothing private."""
         low, high = self._stream("public")
         return low | (high & 0x7FFFFFFF) << 32
 
-    def draws(self, rows: Tensor, draw: Tensor, *label: str | int) -> Draws:
-        """Private-side draws for these row ids, in the stream of this label."""
-        return Draws(self._stream("draws", *label), rows, draw)
+    def draws(self, ids: Tensor, draw: Tensor, *label: str | int) -> Draws:
+        """Draws for the records of these ids, in the stream of this label."""
+        zero = torch.zeros_like(ids)
+        low, high, _, _ = philox((ids & WORD, ids >> 32, zero, zero), self._stream("records"))
+        return Draws(self._stream("draws", *label), low | high << 32, draw)
 
-    def coins(self, units: int, rate: float, *label: str | int, device: str = "cpu") -> Tensor:
-        """Ids of the units whose independent coin came up; unit i's coin does not depend on how many others exist."""
-        key = self._stream("coins", *label)
-        chosen, size = [], _CACHED if device == "cpu" else max(1, units)
-        for start in range(0, units, size):
-            ids = torch.arange(start, min(units, start + size), device=device)
-            uniform = Draws(key, ids, torch.zeros_like(ids))._words("coin", 2)
-            # 53 bits of the two words decide, so that the rate holds to 1e-16.
-            value = ((uniform[:, 0] << 21) | (uniform[:, 1] >> 11)).double() / 2.0**53
-            chosen.append(ids[value < rate])
-        return torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=device)
+    def coins(self, units: int, rate: float, *label: str | int) -> Tensor:
+        """Those of the ids 0..units-1 that are in the sample: each with probability ``rate``, independently.
+
+        The gaps between sampled ids are geometric, drawn for fixed blocks of the id space, so that the work is
+        proportional to the sample, and whether id i is in it depends neither on ``units`` nor on which ids exist.
+        """
+        if rate >= 1:
+            return torch.arange(units)
+        key = self._derived("coins", *label)
+        found = [torch.zeros(0, dtype=torch.int64)]
+        for start in range(0, -(-units // _IDS), _ID_BLOCKS):
+            blocks = torch.arange(start, min(-(-units // _IDS), start + _ID_BLOCKS))
+            places = _places(key, blocks, rate)
+            ids = (blocks[:, None] * _IDS + places)[places < _IDS]
+            found.append(ids[ids < units])
+        return torch.cat(found)
 
     def gaussian(self, count: int, device: torch.device, *label: str | int) -> Tensor:
-        """THE noise: ``count`` standard normals in float64. A label serves once, for the same noise twice cancels."""
-        key = self._stream("noise", *label)
-        if key in self._spent:
-            raise RuntimeError(f"noise for {label} was drawn before; under one noise two answers show their difference")
-        self._spent.add(key)
-        pairs = -(-count // 2)
-        noise = torch.empty(2, pairs, dtype=torch.float64, device=device)
-        size = _CACHED if noise.device.type == "cpu" else max(1, pairs)  # a GPU takes all at once
-        for start in range(0, pairs, size):
-            position = torch.arange(start, min(pairs, start + size), device=device)
-            zero = torch.zeros_like(position)
-            a, b, c, d = philox((position & _WORD, position >> 32, zero, zero), key)
-            uniform = (((a << 20) | (b >> 12)).double() + 0.5) / 2.0**52
-            angle = ((c << 20) | (d >> 12)).double() / 2.0**52
-            noise[0, start : start + size], noise[1, start : start + size] = _box_muller(uniform, angle)
+        """The noise of the mechanism: ``count`` standard normals in float64. Each label is accepted once."""
+        key = self._derived("noise", *label)
+        if key in self._used:
+            raise RuntimeError(f"noise for {label} was drawn before; two answers under one noise show their difference")
+        self._used.add(key)
+        blocks = -(-count // 8)
+        noise = torch.empty(8, blocks, dtype=torch.float64, device=device)
+        size = _CACHED if noise.device.type == "cpu" else max(1, blocks)  # a GPU takes all at once
+        for start in range(0, blocks, size):
+            number = torch.arange(start, min(blocks, start + size), device=device)
+            zero = torch.zeros_like(number)
+            pairs = uniforms(chacha((number & WORD, number >> 32, zero, zero), key))
+            noise[:4, start : start + size], noise[4:, start : start + size] = _box_muller(pairs[:4], pairs[4:])
         return noise.flatten()[:count]
+
+
+def _places(key: bytes, blocks: Tensor, rate: float) -> Tensor:
+    """``[blocks, n]`` increasing places in each block of ids; those of ``_IDS`` and more are outside of it."""
+    expected = rate * _IDS
+    width = -(-int(expected + 6.0 * math.sqrt(expected) + 8.0) // 8)
+    while True:
+        number = torch.arange(width).repeat(len(blocks))
+        nonce = blocks.repeat_interleave(width)
+        words = chacha((number, nonce & WORD, nonce >> 32, torch.zeros_like(nonce)), key)
+        uniform = uniforms(words).T.reshape(len(blocks), 8 * width)
+        gaps = (torch.log(uniform) / math.log1p(-rate)).clamp(max=float(_IDS)).long()
+        places = (gaps + 1).cumsum(1) - 1
+        if bool((places[:, -1] >= _IDS).all()):
+            return places
+        width *= 2  # rare: the numbers drawn so far come up again, followed by more

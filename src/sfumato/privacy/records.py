@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sfumato.privacy.budget import Unit
+
 
 class PrivateRecords:
-    """Images behind the door.
+    """Images that need protection.
 
     What is public is said when it is built: the image shape, the label set and, if the owner wishes, a declared
     size. The number of records, their order and their values are private, so there is no length, no iteration
-    and no telling ``repr``.
+    and no informative ``repr``.
 
-    ``pixels`` is ``[N, C, H, W]``, ``uint8`` (0..255) or floating (0..1); a memory map does as well as an array.
-    ``persons`` gives each image's owner as a number 0..P-1; without it every image is its own unit.
+    Args:
+        pixels: ``[N, C, H, W]``, ``uint8`` (0..255) or floating (0..1); a memory map does as well as an array.
+        labels: Class numbers.
+        classes: The public label set.
+        persons: Each image's person as a number; without it every image is its own unit.
+        declared_size: The number of records, if the owner declares it public.
+        ids: A number of its own for each image, by default 0..N-1. Sampling and draws are keyed by it and by the
+            run's secret, so that a collection with one image removed and the others' ids kept changes nobody else's.
     """
 
     def __init__(
@@ -28,6 +38,7 @@ class PrivateRecords:
         classes: Sequence[str] = ("all",),
         persons: np.ndarray | None = None,
         declared_size: int | None = None,
+        ids: np.ndarray | None = None,
     ) -> None:
         if pixels.ndim != 4 or pixels.shape[1] not in (1, 3):
             raise ValueError("pixels must be [images, 1 or 3 channels, height, width]")
@@ -42,13 +53,30 @@ class PrivateRecords:
             raise ValueError(f"labels must be numbers 0 to {len(classes) - 1}, one for each declared class")
         if persons is not None and len(persons) != len(pixels):
             raise ValueError("there must be one person for each image; the two counts differ")
+        for name, numbers in (("ids", ids), ("persons", persons)):
+            if numbers is not None and len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < 2**32:
+                raise ValueError(f"{name} must be whole numbers from 0 on, below 2^32")
+        if ids is not None and (len(ids) != len(pixels) or len(np.unique(ids)) != len(ids)):
+            raise ValueError("each image needs an id of its own")
         self.shape: tuple[int, int, int] = (pixels.shape[1], pixels.shape[2], pixels.shape[3])
         self.classes: tuple[str, ...] = tuple(classes)
         self.declared_size = declared_size
         self._pixels = pixels
         self._labels = labels
         self._persons = persons
+        self._ids = ids
         self._masked: frozenset[int] = frozenset()
+
+    def _without(self, unit: int, kind: Unit) -> Self:
+        """The neighbouring collection in which this unit's images do not exist; every other image keeps its id."""
+        ids = np.arange(len(self._labels)) if self._ids is None else np.asarray(self._ids)
+        owners = ids if kind == "image" or self._persons is None else np.asarray(self._persons)
+        kept = np.flatnonzero(owners != unit)
+        neighbour = copy.copy(self)
+        neighbour._pixels, neighbour._labels, neighbour._ids = self._pixels[kept], self._labels[kept], ids[kept]
+        if self._persons is not None:
+            neighbour._persons = np.asarray(self._persons)[kept]
+        return neighbour
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={self.shape}, classes={len(self.classes)})"

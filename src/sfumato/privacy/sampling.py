@@ -13,61 +13,80 @@ from sfumato.privacy.records import PrivateRecords
 
 
 class Units:
-    """The units of privacy, and which rows of the collection belong to each."""
+    """The units of privacy: which ids exist, and which rows of the collection belong to each."""
 
     def __init__(self, records: PrivateRecords, unit: Unit, *, max_images: int) -> None:
         if max_images < 1:
             raise ValueError(f"max_images_per_unit must be at least 1, not {max_images}")
-        self._masked = records._masked
-        self._max_images = max_images
-        self._order: np.ndarray | None = None
-        if unit == "image":
-            self._count = len(records._labels)
-            return
-        if records._persons is None:
+        if unit == "person" and records._persons is None:
             raise ValueError("the budget protects persons, but the data names none: give a person column")
-        persons = np.asarray(records._persons)
-        self._count = int(persons.max()) + 1 if len(persons) else 0
-        # The rows of person p are order[starts[p] : starts[p + 1]].
-        self._order = np.argsort(persons, kind="stable")
-        self._starts = np.searchsorted(persons[self._order], np.arange(self._count + 1))
+        self._max_images = max_images
+        self._masked = np.array(sorted(records._masked), dtype=np.int64)
+        self._persons = unit == "person"
+        self._order: np.ndarray | None = None
+        owners = records._persons if self._persons else records._ids
+        if owners is None:
+            self._space = len(records._labels)
+            return
+        owners = np.asarray(owners)
+        self._space = int(owners.max()) + 1 if len(owners) else 0
+        # The rows of the unit with the k-th smallest id are order[starts[k] : starts[k + 1]].
+        self._order = np.argsort(owners, kind="stable")
+        self._known, starts = np.unique(owners[self._order], return_index=True)
+        self._starts = np.append(starts, len(owners))
+        self._ids = None if records._ids is None else np.asarray(records._ids)
 
-    def sample(self, randomness: Randomness, rate: float, *label: str | int, device: str = "cpu") -> np.ndarray:
-        """The units in the batch of this label. The ``device`` only does the work; the result does not depend on it."""
-        chosen = randomness.coins(self._count, rate, *label, device=device).cpu().numpy()
-        if self._masked:
-            chosen = chosen[~np.isin(chosen, list(self._masked))]
-        return chosen
+    def sample(self, randomness: Randomness, rate: float, *label: str | int) -> np.ndarray:
+        """The ids of the units in the batch of this label: each unit independently with probability ``rate``."""
+        return self._existing(randomness.coins(self._space, rate, *label).numpy())
+
+    def _existing(self, ids: np.ndarray) -> np.ndarray:
+        if self._order is not None:
+            ids = ids[np.isin(ids, self._known, assume_unique=True)]
+        return ids[~np.isin(ids, self._masked)] if len(self._masked) else ids
 
     def shard_of(self, randomness: Randomness, shards: int) -> np.ndarray:
-        """Each unit's shard for the whole run, a keyed draw from its own id; -1 for a masked unit."""
-        ids = torch.arange(self._count)
-        found = randomness.draws(ids, torch.zeros_like(ids), "shards").integers("shard", shards, 1)[:, 0].numpy()
-        found[sorted(self._masked)] = -1
+        """The shard of every id for the whole run, a keyed draw from the id; -1 where no unit has this id."""
+        ids = torch.arange(self._space)
+        drawn = randomness.draws(ids, torch.zeros_like(ids), "shards").integers("shard", shards, 1)[:, 0].numpy()
+        found = np.full(self._space, -1, dtype=np.int64)
+        existing = self._existing(ids.numpy())
+        found[existing] = drawn[existing]
         return found
 
+    def record_ids(self, rows: np.ndarray) -> np.ndarray:
+        """The ids of the records in these rows, by which their draws are keyed."""
+        return rows if self._order is None or self._ids is None else self._ids[rows]
+
     def rows(self, units: np.ndarray, randomness: Randomness, *label: str | int) -> tuple[np.ndarray, np.ndarray]:
-        """``[units, k]`` row numbers and weights: at most ``max_images`` of a person's images, chosen by keyed draws,
-        averaged; persons with fewer are padded with weight 0."""
+        """``[units, k]`` row numbers and weights.
+
+        A person's vector is the average over at most ``max_images`` images, chosen by keyed draws; persons with fewer
+        are padded with rows of weight 0.
+        """
         if self._order is None:
             return units[:, None], np.ones((len(units), 1))
-        lists = []
-        for unit in units:
-            rows = self._order[self._starts[unit] : self._starts[unit + 1]]
-            if len(rows) > self._max_images:
-                ids = torch.from_numpy(rows)
-                ranks = randomness.draws(ids, torch.zeros_like(ids), "images", *label).uniform("rank", 1)
-                rows = rows[np.argsort(ranks[:, 0].numpy(), kind="stable")[: self._max_images]]
-            lists.append(rows)
-        width = max((len(rows) for rows in lists), default=0) or 1
+        places = np.searchsorted(self._known, units)
+        if not self._persons:
+            return self._order[self._starts[places]][:, None], np.ones((len(units), 1))
+        lists = [self._chosen(self._order[self._starts[k] : self._starts[k + 1]], randomness, *label) for k in places]
+        width = max((len(rows) for rows in lists), default=1)
         table = np.zeros((len(units), width), dtype=np.int64)
         weights = np.zeros((len(units), width))
         for index, rows in enumerate(lists):
             # Padding repeats the person's own first row, so that it cannot carry another person's data.
-            table[index] = rows[0] if len(rows) else 0
+            table[index] = rows[0]
             table[index, : len(rows)] = rows
-            weights[index, : len(rows)] = 1.0 / max(1, len(rows))
+            weights[index, : len(rows)] = 1.0 / len(rows)
         return table, weights
+
+    def _chosen(self, rows: np.ndarray, randomness: Randomness, *label: str | int) -> np.ndarray:
+        """At most ``max_images`` of a person's rows."""
+        if len(rows) <= self._max_images:
+            return rows
+        ids = torch.from_numpy(self.record_ids(rows))
+        ranks = randomness.draws(ids, torch.zeros_like(ids), "images", *label).uniform("rank", 1)
+        return rows[np.argsort(ranks[:, 0].numpy(), kind="stable")[: self._max_images]]
 
 
 class Partition:

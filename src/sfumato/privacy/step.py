@@ -156,8 +156,9 @@ class Step:
         for batch in self._batches(name, 1, state, size):
             with on_private_rows():
                 values = function(batch.images, batch.labels, batch.random, batch.state)
-            real = batch.weights.flatten() > 0
-            state._write(batch.random.rows[real], values[real])
+            if batch.owners is not None:
+                real = batch.weights.flatten() > 0
+                state._write(batch.owners[real], values[real])
 
     def _gradient(
         self, block: str, model: nn.Module, names: list[str], sums: tuple[ClippedSum, ...], public: dict[str, Any]

@@ -106,7 +106,8 @@ class Guard:
             self._active = before
 
     def refuse(self, what: str) -> None:
-        self._refusal = UnsupportedModel(f"the function was refused on random images: {what}. {_HINT}")
+        if self._refusal is None:  # the first reason is the one to name
+            self._refusal = UnsupportedModel(f"the function was refused on random images: {what}. {_HINT}")
         raise self._refusal
 
     def _argument(self, argument: Any) -> Any:

@@ -95,10 +95,22 @@ def check_shards(function: Callable[..., Tensor], batch: Batch) -> None:
 
 
 def guard_function(function: Callable[..., Tensor], call: Callable[[Callable[..., Tensor]], object]) -> None:
-    """Run ``call`` with the guarded function once; for functions of several records."""
-    guard = Guard()
-    with guard():
-        _discard(call(guard.wrap(function)))
+    """Run ``call`` with the guarded function, twice; for functions of several records."""
+    states = []
+    for _ in range(2):
+        guard = Guard(fixed_shapes=False)
+        with guard():
+            _discard(call(guard.wrap(function)))
+        states.append(python_state(function))
+    _refuse_changed(*states)
+
+
+def _refuse_changed(before: dict[str, object], after: dict[str, object]) -> None:
+    if after != before:
+        raise UnsupportedModel(
+            "the function was refused on random images: a call changes Python state that outlives it (a counter, a "
+            "list, a cache of batch sizes). Let it depend on its arguments and public constants alone"
+        )
 
 
 Run = Callable[[Guard, Callable[..., Tensor], Batch], None]
@@ -114,11 +126,7 @@ def _guard(function: Callable[..., Tensor], batch: Batch, run: Run, *, fixed_sha
         with guard():
             run(guard, guard.wrap(function), batch.take(0, size))
         after = python_state(function)
-        if before is not None and after != before:
-            raise UnsupportedModel(
-                "the function was refused on random images: a call changes Python state that outlives it (a counter, a "
-                "list, a cache of batch sizes). Let it depend on its arguments and public constants alone"
-            )
+        _refuse_changed(after if before is None else before, after)
         before = after
 
 

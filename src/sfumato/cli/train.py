@@ -1,0 +1,121 @@
+"""``sfumato train``: learn from a private collection and write a release."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sfumato.cli.config import config_text
+from sfumato.cli.console import ProgressBar, remark, say
+from sfumato.cli.options import (
+    BudgetOptions,
+    Collection,
+    Device,
+    MethodName,
+    MethodOptions,
+    ReadingOptions,
+    device_named,
+)
+from sfumato.cli.plan import remark_plan
+from sfumato.files import write_file
+
+if TYPE_CHECKING:
+    from sfumato.methods import Method
+    from sfumato.privacy import AnyBudget
+
+
+def train(
+    context: typer.Context,
+    data: Collection,
+    second: Annotated[Path | None, typer.Argument(hidden=True)] = None,
+    *,
+    method: MethodName = "",
+    out: Annotated[Path, typer.Option(help="The run's folder: only release/ in it may be published.")],
+    budget: BudgetOptions,
+    parameters: MethodOptions,
+    ledger: Annotated[Path | None, typer.Option(help="The collection's ledger [default: the run's own].")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Repeatable, for tests only: the card then says ε = ∞.")] = None,
+    device: Device = "auto",
+    max_images_per_unit: Annotated[int, typer.Option(min=1, help="Images of one person in a step, at most.")] = 16,
+    declared_size: Annotated[int | None, typer.Option(min=1, help="The number of units, roughly, made public.")] = None,
+    reading: ReadingOptions,
+) -> None:
+    """Learn from a private collection and write a release."""
+    from sfumato.data import PrivateImages
+    from sfumato.training.cost import Cost
+    from sfumato.training.run_folder import Run
+
+    check_order(data, second, method)
+    chosen, allowed, device = parameters.configured(method), budget.budget(), device_named(device)
+    planned = chosen.plan(allowed)
+    run = Run(out, ledger=ledger)
+    facts = {"method": method, "parameters": chosen.parameters(), "budget": allowed.to_json()}
+    run.begin({**facts, "reading": dataclasses.asdict(reading)}, resume=resume)
+    write_file(run.internal / "command.toml", config_text(context), private=True)
+    remark_plan(chosen, planned)
+    with ProgressBar() as progress:
+        progress.report("reading the images", 0, 0)
+        private = PrivateImages.read(data, declared_size=declared_size, **reading.for_reader())
+    cost = Cost(device, resumed=resume)
+    try:
+        with ProgressBar() as progress:
+            release = chosen.fit(
+                private,
+                allowed,
+                run.ledger,
+                device=device,
+                max_images_per_unit=max_images_per_unit,
+                checkpoint=run.checkpoint,
+                progress=progress,
+                command=published_command(chosen, allowed, reading, declared_size),
+                seed=seed,
+            )
+        cost.keep(run.internal)
+        run.finish(release)
+    except KeyboardInterrupt:
+        remark(f"\nStopped. {run.ledger} holds what was spent; continue with the same command and --resume.")
+        raise typer.Exit(130) from None
+    say(release.card.sentence)
+    say(f"Written: {run.release}")
+
+
+def check_order(data: Path, second: Path | None, method: str) -> None:
+    """The data comes first, and the method is an option; the order of version 0.1 is refused with the new command."""
+    if second is not None:
+        words = sys.argv[1:]
+        if str(data) in words and str(second) in words:
+            rest = [word for word in words if word not in (str(data), str(second), "train")]
+        else:
+            rest = []
+        command = shlex.join(["sfumato", "train", str(second), "--method", str(data), *rest])
+        raise ValueError(f"the data comes first and the method is an option: {command}")
+    if not method:
+        raise ValueError("choose a method with --method; 'sfumato methods' lists them, 'sfumato plan' compares them")
+
+
+def published_command(
+    method: Method, budget: AnyBudget, reading: ReadingOptions, declared_size: int | None = None
+) -> str:
+    """The command for the card, without the place of the collection, which is private."""
+    words = ["sfumato train DATA", f"--method {method.name}", f"--variant {method.variant}"]
+    if budget.to_json()["epsilon"] is None:
+        words.append("--no-guarantee")
+    else:
+        words += [f"--epsilon {budget.epsilon:g}", f"--delta {budget.delta:g}", f"--unit {budget.unit}"]
+    defaults = type(method)(variant=method.variant).parameters()
+    words += [f"--set {key}={value}" for key, value in method.parameters().items() if value != defaults[key]]
+    usual = dataclasses.asdict(ReadingOptions())
+    given = {key: value for key, value in dataclasses.asdict(reading).items() if value != usual[key]}
+    given.pop("internal", None)
+    if declared_size is not None:
+        given["declared_size"] = declared_size
+    for key, value in given.items():
+        name = "--" + key.replace("_", "-")
+        words.append(name if value is True else f"{name} {shlex.quote(str(value))}")
+    return " ".join([*words, "--out RUN"])

@@ -1,0 +1,50 @@
+"""What ``import sfumato`` offers: about thirty names, found by tab completion, fetched when they are used."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import sfumato
+from sfumato.methods import METHODS, find
+
+
+@pytest.mark.parametrize("name", [name for name in sfumato.__all__ if name != "__version__"])
+def test_every_public_name_is_there_and_documented(name: str) -> None:
+    found = getattr(sfumato, name)
+    assert inspect.getdoc(found), name
+    assert name in dir(sfumato)
+
+
+def test_every_method_is_public() -> None:
+    assert {find(name).__name__ for name in METHODS} <= set(sfumato.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Budgett'"):
+        sfumato.Budgett  # noqa: B018
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert sfumato.__version__.count(".") == 2
+
+
+def test_torch_is_not_imported_before_it_is_needed() -> None:
+    """``sfumato --help`` starts without torch, numpy and pyarrow."""
+    program = (
+        "import sys, sfumato.cli.main as m; dir(m); "
+        "print(sorted({'torch', 'numpy', 'pyarrow', 'scipy', 'PIL'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["sfumato", "sfumato.cli.options", "sfumato.cli.console"])
+def test_examples_run(name: str) -> None:
+    module = sys.modules.get(name) or __import__(name, fromlist=["_"])
+    result = doctest.testmod(module)
+    assert result.attempted and not result.failed
