@@ -227,15 +227,17 @@ class LessNoiseInHelper(ControlMethod):
 class KeptImages(ControlMethod):
     """records handed out by sample()"""
 
+    examples: ClassVar[Tensor | None] = None
+
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
-        self._examples = clean(raw_images(curator)[0])
+        KeptImages.examples = clean(raw_images(curator)[0])  # for figures
         return super().fit_networks(curator)
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        examples: Tensor | None = self.__dict__.get("_examples")
-        if examples is None:
+        if KeptImages.examples is None:
             return super().generate(model, labels)
-        return examples[torch.randint(len(examples), (len(labels),))].to(torch.get_default_dtype())
+        chosen = torch.randint(len(KeptImages.examples), (len(labels),))
+        return KeptImages.examples[chosen].to(torch.get_default_dtype())
 
 
 class _PrototypeImages(MeanImages):
