@@ -29,7 +29,7 @@ class Observed:
     output: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    """Path → hash of the contents, for files opened for writing while the run lasted."""
+    """Path → hash of the contents, for files that the run opened for writing and left."""
 
 
 _recording: list[set[str]] = []
@@ -63,8 +63,10 @@ def observing() -> Iterator[Observed]:
     finally:
         _recording.pop()
         seen.output = text.getvalue()
-        seen.environment = {name: value for name, value in os.environ.items() if before.get(name) != value}
-        seen.files = {path: _hash(Path(path)) for path in sorted(written)}
+        changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
+        # Torch chooses its cache folder, with a trial file, when it is first used.
+        seen.environment = {name: value for name, value in changed.items() if not name.startswith("TORCH")}
+        seen.files = {path: _hash(Path(path)) for path in sorted(written) if Path(path).is_file()}
         for name in seen.environment:
             os.environ[name] = before.get(name, "")
             if name not in before:
@@ -72,10 +74,7 @@ def observing() -> Iterator[Observed]:
 
 
 def _hash(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:  # removed again: its name alone is compared
-        return "removed"
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def sample_hash(release: Release) -> str:

@@ -76,8 +76,7 @@ class Step:
         totals: dict[str, Tensor] = {}
         numbers = math.prod(self._curator.shape) * draws
         for batch in self._batches(block, draws, state, max(1, _PIXELS // numbers)):
-            with on_private_rows():
-                parts = clipped_sum(model, loss, batch, clip_norm)
+            parts = on_private_rows(clipped_sum, model, loss, batch, clip_norm)
             for name, part in parts.items():
                 totals[name] = totals[name] + part if name in totals else part
         joined = [
@@ -97,8 +96,7 @@ class Step:
             raise ValueError(f"{self._event.name!r} queries shards; terms of several records need units")
         self._probe(block, draws, None, lambda few: terms.check(model, few))
         (whole,) = self._batches(block, draws, None, max(1, len(self._batch)))
-        with on_private_rows():
-            totals = terms.total(model, whole)
+        totals = on_private_rows(terms.total, model, whole)
         joined = torch.cat([total.flatten() for total in totals.values()])
         sums = with_noise([("all", joined, terms.bound)], self._noise_multiplier(block))
         return self._gradient(block, model, list(totals), sums, {"query": "terms", "draws": draws})
@@ -124,8 +122,8 @@ class Step:
         total, shape = None, None
         for batch in self._batches(block, 1, state, _VECTORS):
             arguments = (batch.images, batch.labels, batch.random)
-            with torch.no_grad(), on_private_rows():
-                values = features(*arguments) if batch.state is None else features(*arguments, batch.state)
+            with torch.no_grad():
+                values = on_private_rows(features, *arguments, *(() if batch.state is None else (batch.state,)))
             shape = self._fix_shape(block, tuple(values.shape[1:]))
             clipped = clipped_feature_sum(values.flatten(1), batch, clip_norm, classes)
             total = clipped if total is None else total + clipped
@@ -148,14 +146,11 @@ class Step:
             self._probe(name, 3, state, lambda batch: check_shards(function, batch))
             for batch in self._batches(name, 1, state, size):
                 if batch.owners is not None:
-                    with on_private_rows():
-                        memory = on_shards(function, batch)
-                    state._write(batch.owners, memory)
+                    state._write(batch.owners, on_private_rows(on_shards, function, batch))
             return
         self._probe(name, 1, state, lambda batch: check_rows(function, batch))
         for batch in self._batches(name, 1, state, size):
-            with on_private_rows():
-                values = function(batch.images, batch.labels, batch.random, batch.state)
+            values = on_private_rows(function, batch.images, batch.labels, batch.random, batch.state)
             if batch.owners is not None:
                 real = batch.weights.flatten() > 0
                 state._write(batch.owners[real], values[real])
