@@ -43,7 +43,10 @@ def test_torch_is_not_imported_before_it_is_needed() -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["sfumato", "sfumato.cli.options", "sfumato.cli.console"])
+EXAMPLES = ("sfumato", "sfumato.cli.options", "sfumato.cli.console", "sfumato.cli.plan", "sfumato.data.images")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_run(name: str) -> None:
     module = sys.modules.get(name) or __import__(name, fromlist=["_"])
     result = doctest.testmod(module)

@@ -141,8 +141,8 @@ def test_bad_record(tmp_path: Path, make: Callable[[Path], Path]) -> None:
         read(place, cache=cache, internal=True)
     assert caught.value.detail
     found = read(place, skip_bad=True)
-    assert len(found.pixels) in (11, 12) and found.set_aside == ()
-    aside = read(place, skip_bad=True, internal=True).set_aside
+    assert len(found.pixels) in (11, 12) and found.skipped == ()
+    aside = read(place, skip_bad=True, internal=True).skipped
     assert len(aside) == 1 and (SECRET in aside[0] or aside[0].startswith("row "))
 
 
@@ -314,7 +314,7 @@ def text_file(place: Path) -> Path:
 COLLECTIONS: list[tuple[str, Callable[[Path], Path], str]] = [
     (make.__name__, make, rule)
     for make, rule in (
-        (no_such_place, "nothing at this place"),
+        (no_such_place, "there is nothing at"),
         (empty_folder, "no class folders"),
         (classes_without_images, "no images"),
         (files_beside_the_classes, "beside the class folders"),
@@ -336,16 +336,16 @@ COLLECTIONS: list[tuple[str, Callable[[Path], Path], str]] = [
         (idx_without_labels, "no labels file"),
         (idx_gzip_cut_short, "damaged or cut short"),
         (parquet_without_label, "no single column 'label'"),
-        (parquet_of_numbers, "must hold encoded pictures"),
+        (parquet_of_numbers, "must hold encoded images"),
         (parquet_with_float_labels, "whole numbers or strings"),
         (parquet_cut_short, "table file is damaged"),
         (arrow_file_outside, "lies outside its folder"),
         (arrow_without_files, "no table files"),
-        (text_file, "no collection of a known kind"),
+        (text_file, "not a collection in a known format"),
     )
 ] + [
     (f"folder named {name!r}", _named(name), "name that no class folder can have")
-    for name in ("line\nbreak", ".hidden", " blank", "right\u202eleft", "bell\a")
+    for name in ("line\nbreak", " blank", "right\u202eleft", "bell\a")
 ]
 
 
@@ -374,9 +374,10 @@ def test_undeclared_class_folder(tmp_path: Path) -> None:
         read(_folder(tmp_path / "c"), classes=CLASSES[:2], skip_bad=True)
 
 
-def test_desktop_litter_is_no_picture(tmp_path: Path) -> None:
+def test_hidden_and_desktop_files_are_ignored(tmp_path: Path) -> None:
     place = _folder(tmp_path / "c")
-    for name in (".DS_Store", "Thumbs.db"):
+    (place / ".thumbnails").mkdir()
+    for name in (".DS_Store", "Thumbs.db", "._0001.png"):
         (place / name).write_bytes(b"x")
         (place / "cat" / name).write_bytes(b"x")
     assert len(read(place).pixels) == 12
@@ -436,7 +437,7 @@ def test_disk_that_fills_up(tmp_path: Path) -> None:
         except BadInput as error:
             print(error)
     """
-    assert "no room left to write to" in _run(program, str(place), str(tmp_path / "cache" / "deep"))
+    assert "no space left to write to" in _run(program, str(place), str(tmp_path / "cache" / "deep"))
     assert not (tmp_path / "cache").exists()
     assert len(read(place, cache=tmp_path / "cache").pixels) == 2000
 

@@ -1,4 +1,4 @@
-"""A comparison by the command itself: killed, taken up again, and read by the browser."""
+"""A comparison by the command itself: killed, continued, and read by the browser."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from browser import DESKTOP, PHONE, Browser
 from report.finished import TEST, TRAIN, write_npz
 from sfumato.cli.compare import chosen_methods
 from sfumato.cli.main import main
-from sfumato.experiments.comparison import gather, together
-from sfumato.experiments.trial import Cell, Terms, train_cell
+from sfumato.experiments.compare import composed_epsilon, gather
+from sfumato.experiments.spec import Conditions, DataSpec, EvaluationSpec, TrainingSpec
+from sfumato.experiments.training import train_release
 from sfumato.methods import DPMERF, METHODS, find
 from sfumato.privacy import Block, Budget, Ledger, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
@@ -46,7 +47,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> int:
     return int(ended.value.code or 0)
 
 
-def test_killed_and_taken_up_again(
+def test_a_comparison_that_was_killed_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, out = words(tmp_path), tmp_path / "out"
@@ -116,9 +117,9 @@ def test_killed_and_taken_up_again(
 
 def test_a_run_whose_answer_is_lost_is_begun_again_and_still_counted(tmp_path: Path) -> None:
     method = DPMERF.small()
-    cell = Cell(method, 3.0, 0)
-    terms = Terms(Path("d"), None, {}, 1e-5, "image", "sinkhorn", 60, None, False, "cpu", tmp_path)
-    begun = Run(cell.folder(tmp_path))
+    training = TrainingSpec(method, 3.0, 0)
+    conditions = Conditions(DataSpec("d", Path("d")), (EvaluationSpec("sinkhorn", 60),), "cpu", tmp_path)
+    begun = Run(training.folder(tmp_path))
     budget = Budget(3.0, 1e-5)
     begun.begin({"method": "dp-merf", "parameters": method.parameters(), "budget": budget.to_json()}, resume=False)
     with contextlib.closing(Ledger(begun.ledger, budget)) as ledger:
@@ -126,12 +127,12 @@ def test_a_run_whose_answer_is_lost_is_begun_again_and_still_counted(tmp_path: P
         begun.checkpoint.start(run, 0)
         ledger.reserve(method.plan(budget).events)
         ledger.charge(run, method.plan(budget).events[0])
-    train_cell(cell, terms, TRAIN)
+    train_release(training, conditions, TRAIN)
     assert (begun.folder / "release" / "card.json").exists()
     [lost] = begun.folder.parent.glob("run-0.lost-1")
     assert Ledger.read(lost / "ledger.jsonl").spent() > 0
-    result = gather([cell], terms, failed={})
-    assert result["composed"]["ledgers"] == 2 and result["composed"]["epsilon"] > 3.0
+    composed = gather([training], conditions, failed={}).composed
+    assert composed["ledgers"] == 2 and composed["epsilon"] > 3.0
 
 
 def test_all_means_every_method_in_its_certified_form() -> None:
@@ -161,5 +162,5 @@ def test_runs_over_shards_and_others_have_a_total() -> None:
     dealt = SubsampledGaussian("shards", (Block("shards", 1.0),), shards=5)
     assert math.isinf(epsilon([plain, dealt], 1e-5))
     apart = epsilon([plain], 5e-6) + epsilon([dealt], 5e-6)
-    assert together([plain, dealt], 1e-5) == pytest.approx(apart) and math.isfinite(apart)
-    assert together([plain], 1e-5) == epsilon([plain], 1e-5)
+    assert composed_epsilon([plain, dealt], 1e-5) == pytest.approx(apart) and math.isfinite(apart)
+    assert composed_epsilon([plain], 1e-5) == epsilon([plain], 1e-5)

@@ -1,12 +1,11 @@
 """``sfumato compare``: every certified method on the same data, with the same sampler, accountant and metrics.
 
 Each training is a run of its own: a folder with its release, its ledger and its evaluation, each written whole. So a
-comparison that was killed goes on where it was when the same command is given again. Its numbers are NOT PRIVATE.
+comparison that was killed continues where it was when the same command is given again. Its numbers are NOT PRIVATE.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,11 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sfumato.cli.console import console, errors
-from sfumato.experiments.processes import run_tasks
-from sfumato.experiments.trial import Baselines, Cell, Terms, Trial, begin
+from sfumato.cli.console import console, print_json, remark
+from sfumato.cli.experiment import run_reported
+from sfumato.cli.options import device_named, label_set
+from sfumato.experiments.results import NOTICE
+from sfumato.experiments.runner import Task, begin
+from sfumato.experiments.spec import Conditions, DataSpec, EvaluationSpec, TrainingSpec
+from sfumato.experiments.training import Baselines, Trial
 
 if TYPE_CHECKING:
+    from sfumato.experiments.compare import ComparisonResult
     from sfumato.methods import Method
 
 # Torch is imported where it is used: ``sfumato --help`` should not wait for it.
@@ -54,39 +58,32 @@ def compare_command(
     person_column: Annotated[str | None, typer.Option(help="parquet: the person's column.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Train and judge every certified method alike, and write a table, a curve and a page. NOT PRIVATE."""
-    import torch
-
+    """Train and evaluate every certified method alike, and write a table, a curve and a page. NOT PRIVATE."""
     from sfumato.evaluation.protocols import protocol_named
-    from sfumato.experiments.comparison import gather, print_table, write
+    from sfumato.experiments.compare import gather
 
-    count = images or protocol_named(protocol).synthetic_count
-    options: dict[str, Any] = {"size": size, "colour": colour, "classes": _classes(classes)}
+    here = device_named(device)
+    options: dict[str, Any] = {"size": size, "colour": colour, "classes": label_set(classes)}
     options |= {"label_column": label_column, "person_column": person_column}
-    chosen_device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    terms = Terms(
-        data=data,
-        test=test,
-        options={key: value for key, value in options.items() if value is not None},  # type: ignore[arg-type]
-        delta=delta,
-        unit=unit,
+    evaluation = EvaluationSpec(
         protocol=protocol,
-        images=count,
+        images=images or protocol_named(protocol).synthetic_count,
         feature_images=feature_images,
-        with_inception=not no_inception,
-        device=chosen_device,
-        out=out,
+        inception_trainings=0 if no_inception else None,
     )
+    given = {key: value for key, value in options.items() if value is not None}
+    source = DataSpec(data.resolve().name, data, test, given)
+    conditions = Conditions(source, (evaluation,), here, out, delta, unit)
     chosen = chosen_methods(methods, settings or [])
-    cells = [Cell(m, e, number) for number in range(seeds) for e in _budgets(epsilon) for m in chosen]
-    _show_plan(cells, terms)
-    failed = run_all(cells, terms, jobs=jobs or (1 if chosen_device == "cuda" else os.cpu_count() or 1))
-    result = gather(cells, terms, failed=failed)
+    trainings = [TrainingSpec(m, e, number) for number in range(seeds) for e in _budgets(epsilon) for m in chosen]
+    _show_plan(trainings, conditions)
+    failed = run_all(trainings, conditions, jobs=jobs or (1 if here == "cuda" else os.cpu_count() or 1))
+    result = gather(trainings, conditions, failed=failed)
     written = write(result, out)
     if as_json:
-        print(json.dumps(result, indent=2, ensure_ascii=False))
+        print_json(result.to_json())
     else:
-        print_table(result, console)
+        print_table(result)
         console.print(f"Written: {', '.join(path.name for path in written)} in {out}", soft_wrap=True)
     if failed:
         raise typer.Exit(1)
@@ -130,34 +127,78 @@ def _budgets(text: str) -> list[float]:
     return found
 
 
-def _classes(text: str | None) -> int | tuple[str, ...] | None:
-    if text is None:
-        return None
-    return int(text) if text.isdigit() else tuple(name.strip() for name in text.split(","))
-
-
-def _show_plan(cells: Sequence[Cell], terms: Terms) -> None:
+def _show_plan(trainings: Sequence[TrainingSpec], conditions: Conditions) -> None:
     """What all runs will cost together, before anything is touched; a budget that cannot be met is refused here."""
-    from sfumato.experiments.comparison import together
-    from sfumato.privacy import Budget
+    from sfumato.experiments.compare import composed_epsilon
 
-    budgets = {cell.epsilon: Budget(cell.epsilon, terms.delta, terms.unit) for cell in cells}  # type: ignore[arg-type]
-    plans = {(cell.name, cell.epsilon): cell.method.plan(budgets[cell.epsilon]) for cell in cells if not cell.number}
-    events = [event for cell in cells for event in plans[cell.name, cell.epsilon].events]
-    total = together(events, terms.delta)
-    errors.print(
-        f"{len(cells)} run{'s' * (len(cells) != 1)}: together they will cost ε = {total:.3g} at δ = {terms.delta:g} "
-        f"for each {terms.unit}.",
-        highlight=False,
-        soft_wrap=True,
+    plans = {(one.name, one.epsilon): one.method.plan(one.budget(conditions)) for one in trainings if not one.number}
+    events = [event for one in trainings for event in plans[one.name, one.epsilon].events]
+    total = composed_epsilon(events, conditions.delta)
+    remark(
+        f"{len(trainings)} run{'s' * (len(trainings) != 1)}: together they will cost ε = {total:.3g} at "
+        f"δ = {conditions.delta:g} for each {conditions.unit}."
     )
 
 
 # Running
 
 
-def run_all(cells: Sequence[Cell], terms: Terms, *, jobs: int) -> dict[str, str]:
-    """Do what is not done yet, ``jobs`` at a time; what failed, and why."""
-    places = {"path": str(terms.data.resolve()), "test": None if terms.test is None else str(terms.test.resolve())}
-    begin(terms.out, {**terms.facts(), **places}, what="comparison")
-    return run_tasks([Baselines(terms), *(Trial(cell, terms) for cell in cells)], jobs=jobs)
+def run_all(trainings: Sequence[TrainingSpec], conditions: Conditions, *, jobs: int) -> dict[str, str]:
+    """Run what is not finished, ``jobs`` at a time; the reason for each run that failed."""
+    data = conditions.data
+    paths = {"path": str(data.train.resolve()), "test": None if data.test is None else str(data.test.resolve())}
+    begin(conditions.out, {**conditions.facts(), **paths}, what="comparison")
+    tasks: list[Task] = [Baselines(conditions), *(Trial(training, conditions) for training in trainings)]
+    return run_reported(tasks, jobs=jobs)
+
+
+# Showing
+
+
+def write(result: ComparisonResult, out: Path) -> list[Path]:
+    """Write ``comparison.json``, ``comparison.csv`` and ``comparison.html``, readable by their owner alone."""
+    from sfumato.experiments.compare import to_csv
+    from sfumato.files import write_file, write_json
+    from sfumato.methods.registry import load
+    from sfumato.report.comparison import comparison_page
+    from sfumato.report.public import sample_rows
+
+    content = result.to_json()
+    pictures = [sample_rows(load(out / entry.runs[0] / "release"), each=10) for entry in result.entries]
+    return [
+        write_json(out / "comparison.json", content, private=True),
+        write_file(out / "comparison.csv", to_csv(result), private=True),
+        write_file(out / "comparison.html", comparison_page(content, pictures), private=True),
+    ]
+
+
+def print_table(result: ComparisonResult) -> None:
+    """One line for each method and ε: accuracies, FID where it was measured, seconds, memory."""
+    from rich.table import Table
+
+    from sfumato.report.internal import seconds_text
+    from sfumato.report.metric import printed
+
+    shown = [m for m in result.entries[0].metrics if m.metric in ("accuracy", "fid")] if result.entries else []
+    title = f"protocol {result.facts['protocol']} · {result.facts['data']}"
+    table = Table("method", "ε", title=title, title_justify="left")
+    # A terminal is narrow: a classifier's name stands for its accuracy.
+    names = (f"{metric.classifier}, %" if metric.metric == "accuracy" else metric.heading for metric in shown)
+    for name in (*names, "worst class, %", "seconds", "peak MiB"):
+        table.add_column(name, justify="right")
+    for entry in result.entries:
+        found = {metric.heading: metric for metric in entry.metrics}
+        cells = [printed(own.metric, own.mean, own.std) for own in (found[metric.heading] for metric in shown)]
+        worst = entry.worst_class
+        cells.append("–" if worst is None else f"{100 * worst.mean:.1f} ({worst.name})")
+        cells += [seconds_text(entry.seconds.mean), f"{entry.peak_memory.mean / 2**20:.0f}"]
+        table.add_row(entry.name, f"{entry.epsilon:g}", *cells)
+    console.print(table)
+    composed = result.composed
+    console.print(
+        f"In all, {composed['ledgers']} run{'s' * (composed['ledgers'] != 1)} queried this dataset, one ledger each: "
+        f"together ε = {composed['epsilon']:g} at δ = {composed['delta']:g} for each {result.facts['unit']}.",
+        soft_wrap=True,
+        highlight=False,
+    )
+    console.print(NOTICE, style="bold red", highlight=False, soft_wrap=True)

@@ -89,4 +89,4 @@ def _number(text: str) -> int | float | bool | str:
 
 def _toml(value: Any) -> str:
     """A string, number or truth value; JSON writes them as TOML does."""
-    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+    return json.dumps(str(value.resolve()) if isinstance(value, Path) else value, ensure_ascii=False)

@@ -127,7 +127,7 @@ class ProgressBar:
         self._bar.update(self._tasks[name], completed=done, total=total or None, cost=cost)
 
     def _report_line(self, name: str, done: int, total: int, cost: str) -> None:
-        tenth = 10 * done // max(1, total)
+        tenth = 10 * done // total if total else 0
         if tenth == self._tenths.get(name):
             return
         self._tenths[name] = tenth

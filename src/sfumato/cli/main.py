@@ -14,6 +14,8 @@ from sfumato.cli.compare import compare_command
 from sfumato.cli.console import reset_flags, use_quiet, use_traceback, wants_traceback
 from sfumato.cli.demo import demo
 from sfumato.cli.evaluate import evaluate_command
+from sfumato.cli.experiment import experiment_app
+from sfumato.cli.inspect import inspect
 from sfumato.cli.ledger import ledger
 from sfumato.cli.options import expanded
 from sfumato.cli.plan import methods, plan
@@ -30,6 +32,7 @@ app = typer.Typer(
 )
 
 _COMMANDS: dict[str, Callable[..., None]] = {
+    "inspect": inspect,
     "methods": methods,
     "plan": plan,
     "train": train,
@@ -41,7 +44,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "cache": cache,
 }
-_GROUPS = {"audit": audit_app, "reproduce": reproduce_app}
+_GROUPS = {"audit": audit_app, "reproduce": reproduce_app, "experiment": experiment_app}
 
 for _name, _function in _COMMANDS.items():
     app.command(_name)(expanded(_function))

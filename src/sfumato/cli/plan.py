@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,17 +50,19 @@ def plan(
     channels: Annotated[int, typer.Option(min=1, max=3, help="With --size: 1 for grey, 3 for colour.")] = 1,
     classes: Annotated[int, typer.Option(min=1, help="With --size: the number of classes.")] = 10,
     device: Device = "auto",
+    epsilon_table: Annotated[bool, typer.Option("--epsilon-table", help="Say in plain numbers what ε means.")] = False,
     as_json: Json = False,
 ) -> None:
     """What a run would spend and, with --size, what it costs in work and time. Reads no data."""
+    if epsilon_table:
+        return _print_epsilon_table(as_json=as_json)
     allowed = budget.budget()
     device = device_named(device)
     chosen = [parameters.configured(method)] if method is not None else certified_methods(parameters)
     shape = None if size is None else (channels, size, size)
     plans = ((one, one.plan(allowed)) for one in chosen)
     if method is None:
-        _plan_all(list(plans), shape=shape, classes=classes, images=images, device=device, as_json=as_json)
-        return
+        return _plan_all(list(plans), shape=shape, classes=classes, images=images, device=device, as_json=as_json)
     one, planned = next(plans)
     if not as_json:
         _say_plan(one, planned)
@@ -68,6 +71,56 @@ def plan(
         print_json(_facts(one, planned, work))
     elif work is not None:
         _say_work(work)
+    return None
+
+
+def _print_epsilon_table(*, as_json: bool) -> None:
+    """What an ε means for someone in the data: how far it can move any probability, and an attacker's belief."""
+    facts = [
+        {
+            "epsilon": epsilon,
+            "factor": math.exp(epsilon),
+            "belief_from_half": attacker_belief(0.5, epsilon),
+            "belief_from_one_percent": attacker_belief(0.01, epsilon),
+        }
+        for epsilon in EPSILONS
+    ]
+    if as_json:
+        return print_json(facts)
+    say("Someone guesses whether a person (or an image) is in the data, and then sees everything that is released.")
+    headings = ("ε", "any probability changes by a factor of at most", "a guess of 50 % becomes at most", "of 1 %")
+    beliefs = ("belief_from_half", "belief_from_one_percent")
+    rows = [(f"{f['epsilon']:g}", f"{f['factor']:,.1f}", *(percent(f[key]) for key in beliefs)) for f in facts]
+    print_table(headings, rows)
+    return say(
+        "ε 1 or less is a strong guarantee, ε 3 a moderate one; at ε 10 the bound itself protects little, and known "
+        "attacks reach much less than it. δ is the probability with which the bound may fail altogether."
+    )
+
+
+EPSILONS = (0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)
+
+
+def attacker_belief(prior: float, epsilon: float) -> float:
+    """The largest probability that an attacker can reach who started at ``prior`` (Bayes' rule, δ left out).
+
+    >>> round(attacker_belief(0.5, 1.0), 3)
+    0.731
+    """
+    return prior * math.exp(epsilon) / (prior * math.exp(epsilon) + 1 - prior)
+
+
+def percent(share: float) -> str:
+    """A share as per cent, rounded up, so that a bound stays a bound.
+
+    >>> percent(0.7311), percent(0.99995)
+    ('73.2 %', '99.995 %')
+    """
+    for digits in (1, 2, 3, 4):
+        shown = math.ceil(share * 10 ** (digits + 2) - 1e-9) / 10**digits
+        if shown < 100:
+            return f"{shown:.{digits}f} %"
+    return "almost 100 %"
 
 
 def certified_methods(parameters: MethodOptions) -> list[Method]:

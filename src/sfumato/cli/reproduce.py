@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato.cli.console import console, errors
-from sfumato.files import json_text, private_folder, write_file, write_json
+from sfumato.cli.console import console, print_json, remark, say
+from sfumato.cli.experiment import RESULTS, Data, ResultsFolder, run_reported
+from sfumato.cli.options import Device, Json, device_named
 
 if TYPE_CHECKING:
-    from sfumato.experiments.papers.specification import Entry, Paper
+    from sfumato.experiments.papers.entries import Entry, Paper
+    from sfumato.experiments.papers.layout import Layout
+    from sfumato.experiments.results import ResultSet
 
 # Torch is imported where it is used: ``sfumato --help`` should not wait for it.
 
 _PAPERS = {
-    "dp2-vae": "DP²-VAE: tables 1 and 2, figures 4, 5, 8 and 9.",
+    "dp2-vae": "DP²-VAE: tables 1 and 2, figures 4, 5, 7, 8 and 9.",
     "privae": "PRIVAE: table 1, figures 1 and 2.",
     "dp-lflow": "DP-LFlow: tables 1 to 4, figures 1, 5 and 6.",
     "dpaf": "DPAF: tables 1 to 17.",
     "dppm": "DPPM: tables 1 to 4, figure 3.",
 }
-
-Data = Annotated[
-    list[str] | None,
-    typer.Option(help="The data folder [default: $SFUMATO_DATA, or data]; NAME=PATH or NAME=TRAIN,TEST for one set."),
-]
 
 reproduce_app = typer.Typer(
     help="The papers' tables and figures: list them, run one, write the page about them. NOT PRIVATE.",
@@ -42,98 +39,81 @@ reproduce_app = typer.Typer(
 def list_command(
     *,
     data: Data = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Also print data, methods and remarks.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """All entries: what each needs, what it costs on this machine, and whether it can be run."""
+    """All entries: what each costs on this machine, and whether it can be run."""
     from rich.table import Table
 
-    from sfumato.experiments.papers.catalogue import catalogue
-    from sfumato.experiments.papers.collection import DatasetLocator
-    from sfumato.report.internal import seconds_text
+    from sfumato.experiments.datasets import DatasetLocator
+    from sfumato.experiments.papers.catalogue import catalogue, duration_text
 
     items = catalogue(DatasetLocator.of(data or []))
     if as_json:
-        return print(json.dumps([item.to_json() for item in items], indent=2, ensure_ascii=False))
-
-    def shown(seconds: float | None) -> str:
-        return "?" if seconds is None else seconds_text(seconds)
-
-    table = Table("entry", "what", "data", "methods", "runs", "small", "full", "status")
+        return print_json([item.to_json() for item in items])
+    table = Table("entry", "what", "runs", "small", "full", "status", pad_edge=False)
     for item in items:
-        status = "; ".join([item.status, *item.remarks])
-        words = (f"{item.paper} {item.entry}", item.title, "; ".join(item.data), ", ".join(item.methods) or "–")
-        table.add_row(*words, str(item.trainings), *(shown(item.seconds[name]) for name in ("small", "full")), status)
+        what = item.title
+        if details:
+            what = "\n".join([what, *item.data, ", ".join(item.methods), *item.remarks])
+        costs = (duration_text(item.seconds[name]) for name in ("small", "full"))
+        table.add_row(f"{item.paper} {item.entry}", what, str(item.trainings), *costs, item.status)
     console.print(table)
-    console.print(f"{len(items)} entries. Costs are estimates for this machine's {items[0].device}.", highlight=False)
+    say(f"{len(items)} entries. Costs are estimates for this machine's {items[0].device}.")
 
 
 @reproduce_app.command("page")
 def page_command(
     *,
-    results: Annotated[Path, typer.Option(help="The folder with result files.")] = Path("docs/results"),
+    results: ResultsFolder = RESULTS,
     out: Annotated[Path, typer.Option(help="The Markdown file to write.")] = Path("docs/reproduction.md"),
 ) -> None:
     """Write the page about all entries from the result files in a folder."""
-    from sfumato.experiments.papers.page import page, read_results
+    from sfumato.experiments.results import load_results
+    from sfumato.files import write_file
+    from sfumato.report.paper_page import by_entry, page
 
-    write_file(out, page(read_results(results)), private=False)
-    console.print(f"Written: {out}", soft_wrap=True)
-
-
-@reproduce_app.command("adopt")
-def adopt_command(
-    files: Annotated[list[Path], typer.Argument(help="results.json files of benchmarks/utility.py or privae.py.")],
-    *,
-    data: Data = None,
-    results: Annotated[Path, typer.Option(help="The folder for result files.")] = Path("docs/results"),
-) -> None:
-    """Put a benchmark's numbers into the entries whose very configurations it trained."""
-    from sfumato.experiments.papers.adopt import adopted
-    from sfumato.experiments.papers.collection import DatasetLocator
-
-    results.mkdir(parents=True, exist_ok=True)
-    reports = [json.loads(path.read_text()) for path in files]
-    for found in adopted(reports, shelf=DatasetLocator.of(data or [])):
-        path = results / f"{found['paper']}-{found['entry']}-full.json"
-        write_json(path, found, indent=1, private=False)
-        rows = sum(row["trained"] for row in found["rows"])
-        console.print(f"{path}: {rows} of {len(found['rows'])} rows", highlight=False, soft_wrap=True)
+    write_file(out, page(by_entry(list(load_results(results).values()))), private=False)
+    say(f"Written: {out}")
 
 
 def _paper_command(key: str, summary: str) -> Callable[..., None]:
     def command(
         entry: Annotated[str, typer.Argument(help="table-1, figure-5, …")],
         *,
-        scale: Annotated[str, typer.Option(help="'full', the paper's size, or 'small', to see that it runs.")] = "full",
+        scale: Annotated[str, typer.Option(help="'full', the paper's size, or 'small', a check that it runs.")] = (
+            "full"
+        ),
         data: Data = None,
-        out: Annotated[Path | None, typer.Option(help="Its folder. The same command again goes on in it.")] = None,
+        out: Annotated[Path | None, typer.Option(help="Its folder. The same command continues in it.")] = None,
         results: Annotated[Path | None, typer.Option(help="Also write the result, without its runs, here.")] = None,
         jobs: Annotated[
             int | None, typer.Option(min=1, help="Trainings at a time; 1 works in this process [default: one a core].")
         ] = None,
-        device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+        minutes: Annotated[float | None, typer.Option(help="Start no training after this many minutes.")] = None,
+        device: Device = "auto",
         inception_head: Annotated[
             Path | None, typer.Option(help="The Inception network's last layer, for the Inception Score.")
         ] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+        as_json: Json = False,
     ) -> None:
-        from sfumato.experiments.papers.specification import find
+        from sfumato.experiments.papers.entries import find
 
-        found = find(key, entry)
+        paper, found = find(key, entry)
         folder = out or Path("reproduction") / f"{key}-{entry}-{scale}"
-        options: dict[str, Any] = {"jobs": jobs, "device": device, "inception_head": inception_head}
-        result = reproduce(*found, scale=scale, data=data or [], out=folder, **options)
+        layout, result = reproduce(
+            paper, found, scale, data or [], folder, jobs=jobs, minutes=minutes, device=device, head=inception_head
+        )
+        _write(paper, found, layout, result, folder)
         if results is not None:
             results.mkdir(parents=True, exist_ok=True)
-            write_json(results / f"{key}-{entry}-{scale}.json", result, indent=1, private=False)
+            result.save(results / f"{key}-{entry}-{scale}.json", private=False)
         if as_json:
-            print(json_text(result, indent=1), end="")
+            print_json(result.to_json())
         else:
-            from sfumato.experiments.papers.table import print_result
-
-            print_result(result, console)
-            console.print(f"Written: {folder}", soft_wrap=True)
-        if result["failed"]:
+            print_result(paper, found, result)
+            say(f"Written: {folder}")
+        if result.failed:
             raise typer.Exit(1)
 
     command.__doc__ = summary
@@ -147,43 +127,67 @@ for _key, _summary in _PAPERS.items():
 def reproduce(
     paper: Paper,
     entry: Entry,
-    *,
     scale: str,
     data: list[str],
     out: Path,
+    *,
     jobs: int | None = None,
+    minutes: float | None = None,
     device: str = "auto",
-    inception_head: Path | None = None,
-) -> dict[str, Any]:
-    """Run what is not run yet, and write ``result.json``, ``result.html`` and the figure into the folder."""
-    import torch
-
-    from sfumato.experiments.papers.collection import DatasetLocator
-    from sfumato.experiments.papers.figure import draw, standalone
-    from sfumato.experiments.papers.result import RESULT, gather
-    from sfumato.experiments.papers.rows import lay_out
+    head: Path | None = None,
+) -> tuple[Layout, ResultSet]:
+    """Run what is not finished, and gather what was measured."""
+    from sfumato.experiments.datasets import DatasetLocator
+    from sfumato.experiments.papers.layout import lay_out
+    from sfumato.experiments.papers.result import gather
     from sfumato.experiments.papers.scale import Scale
-    from sfumato.experiments.papers.sheet import sheet
-    from sfumato.experiments.processes import run_tasks
-    from sfumato.experiments.trial import begin
+    from sfumato.experiments.runner import begin
+    from sfumato.files import private_folder
 
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    size = Scale.of(scale, entry)
-    layout = lay_out(
-        entry, shelf=DatasetLocator.of(data), scale=size, out=out, device=chosen, inception_head=inception_head
-    )
-    places = sorted({str(row.terms.data.resolve()) for row in layout.rows if row.terms is not None})
-    begin(out, {"paper": paper.key, "entry": entry.name, "scale": scale, "data": places}, what="reproduction")
-    for row in layout.rows:
-        if row.terms is not None:
-            private_folder(row.terms.out)
-    errors.print(f"{paper.name} {entry.name}, {scale}: {len(layout.tasks)} tasks", highlight=False, soft_wrap=True)
-    together = jobs or (1 if chosen == "cuda" else os.cpu_count() or 1)
-    failed = run_tasks(layout.tasks, jobs=together, here=together == 1)
-    result = gather(paper, entry, layout, scale=size, failed=failed)
-    chart = None if entry.figure is None else draw(result, entry.figure)
-    write_json(out / RESULT, result, indent=1, private=True)
-    write_file(out / "result.html", sheet(result, layout.rows, chart=chart), private=True)
+    here, size = device_named(device), Scale.of(scale, entry)
+    layout = lay_out(entry, locator=DatasetLocator.of(data), scale=size, out=out, device=here, inception_head=head)
+    conditions = [row.evaluated.conditions for row in layout.rows if row.evaluated is not None]
+    paths = sorted({str(found.data.train.resolve()) for found in conditions})
+    begin(out, {"paper": paper.key, "entry": entry.name, "scale": scale, "data": paths}, what="reproduction")
+    for found in conditions:
+        private_folder(found.out)
+    remark(f"{paper.name} {entry.name}, {scale}: {len(layout.tasks)} tasks")
+    together = jobs or (1 if here == "cuda" else os.cpu_count() or 1)
+    failed = run_reported(layout.tasks, jobs=together, in_process=together == 1, minutes=minutes)
+    return layout, gather(paper, entry, layout, scale=size, device=here, failed=failed)
+
+
+def _write(paper: Paper, entry: Entry, layout: Layout, result: ResultSet, out: Path) -> None:
+    """Write ``result.json``, ``result.html`` and the figure into the folder."""
+    from sfumato.experiments.papers.result import compared
+    from sfumato.files import write_file
+    from sfumato.report.paper_figure import draw, standalone
+    from sfumato.report.papers import entry_page
+
+    result.save(out / "result.json", private=True)
+    write_file(out / "result.html", entry_page(paper, entry, result, layout.rows), private=True)
+    chart = None if entry.figure is None else draw(compared(paper, entry, result.rows), entry.figure)
     if chart is not None:
         write_file(out / "figure.svg", standalone(chart), private=True)
-    return result
+
+
+def print_result(paper: Paper, entry: Entry, result: ResultSet) -> None:
+    """A line for each number; below it, how many records, images and trainings it is of."""
+    from rich.table import Table
+
+    from sfumato.experiments.results import NOTICE
+    from sfumato.report.papers import HEADINGS, caption, lines
+
+    table = Table(*HEADINGS[:3], title=f"{result.name}: {entry.title}", title_justify="left", pad_edge=False)
+    for name in HEADINGS[3:]:
+        table.add_column(name, justify="right")
+    before: tuple[str, ...] = ("", "")
+    for line in lines(paper, entry, result):
+        again = line[:2] == before
+        shown = ("" if line[0] == before[0] else line[0], "" if again else line[1])
+        table.add_row(*shown, *line[2:5], *(("", "", "") if again else line[5:]))
+        before = line[:2]
+    console.print(table)
+    for text in caption(entry, result):
+        say(text)
+    console.print(NOTICE, style="bold red", highlight=False, soft_wrap=True)

@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -47,21 +47,28 @@ def train(
     reading: ReadingOptions,
 ) -> None:
     """Learn from a private collection and write a release."""
-    from sfumato.data import PrivateImages
+    from sfumato.data import PrivateImages, read
     from sfumato.training.cost import Cost
     from sfumato.training.run_folder import Run
 
     check_order(data, second, method)
-    chosen, allowed, device = parameters.configured(method), budget.budget(), device_named(device)
-    planned = chosen.plan(allowed)
+    chosen, device = parameters.configured(method), device_named(device)
+    allowed = budget.budget(persons=reading.names_persons, declared_size=declared_size, ledger=ledger)
+    allowed.check_delta(declared_size)
+    chosen.plan(allowed)
     run = Run(out, ledger=ledger)
-    facts = {"method": method, "parameters": chosen.parameters(), "budget": allowed.to_json()}
-    run.begin({**facts, "reading": dataclasses.asdict(reading)}, resume=resume)
-    write_file(run.internal / "command.toml", config_text(context), private=True)
-    remark_plan(chosen, planned)
+    run.check(resume=resume)
     with ProgressBar() as progress:
         progress.report("reading the images", 0, 0)
-        private = PrivateImages.read(data, declared_size=declared_size, **reading.for_reader())
+        images = read(data, **reading.for_reader())
+    persons = images.persons is not None
+    allowed = budget.budget(persons=persons, declared_size=declared_size, ledger=ledger)
+    check_unit(allowed, persons=persons, given=budget.unit is not None)
+    remark_plan(chosen, chosen.plan(allowed))
+    private = PrivateImages.from_images(images, declared_size=declared_size)
+    facts = {"method": method, "parameters": chosen.parameters(), "budget": allowed.to_json()}
+    run.begin({**facts, "reading": _plain(reading)}, resume=resume)
+    write_file(run.internal / "command.toml", config_text(context), private=True)
     cost = Cost(device, resumed=resume)
     try:
         with ProgressBar() as progress:
@@ -81,8 +88,32 @@ def train(
     except KeyboardInterrupt:
         remark(f"\nStopped. {run.ledger} holds what was spent; continue with the same command and --resume.")
         raise typer.Exit(130) from None
+    except Exception:
+        run.discard_if_unspent()
+        raise
     say(release.card.sentence)
     say(f"Written: {run.release}")
+
+
+def check_unit(budget: AnyBudget, *, persons: bool, given: bool) -> None:
+    """A guarantee per person needs persons; where the collection names them, one per image must be asked for."""
+    if budget.unit == "person" and not persons:
+        raise ValueError(
+            "the guarantee is to hold per person, but the collection names no persons: "
+            "use --person-column, --persons or --person-pattern"
+        )
+    if budget.unit == "image" and persons:
+        remark("Persons are named, but --unit image protects single images: a person with k images gets k times the ε.")
+    if budget.unit == "person" and not given:
+        remark("Persons are named: the guarantee holds for all images of a person together (--unit person).")
+
+
+def _plain(reading: ReadingOptions) -> dict[str, Any]:
+    """The options that decide what is read, as JSON has them."""
+    facts = dataclasses.asdict(reading)
+    facts["persons"] = None if reading.persons is None else str(reading.persons.resolve())
+    facts.pop("internal")
+    return facts
 
 
 def check_order(data: Path, second: Path | None, method: str) -> None:
@@ -110,9 +141,13 @@ def published_command(
         words += [f"--epsilon {budget.epsilon:g}", f"--delta {budget.delta:g}", f"--unit {budget.unit}"]
     defaults = type(method)(variant=method.variant).parameters()
     words += [f"--set {key}={value}" for key, value in method.parameters().items() if value != defaults[key]]
-    usual = dataclasses.asdict(ReadingOptions())
-    given = {key: value for key, value in dataclasses.asdict(reading).items() if value != usual[key]}
-    given.pop("internal", None)
+    usual = _plain(ReadingOptions())
+    given = {key: value for key, value in _plain(reading).items() if value != usual[key]}
+    if "persons" in given:
+        given["persons"] = "PERSONS.csv"
+    if "person_pattern" in given:
+        # File names are private, and a pattern may say what they look like.
+        given["person_pattern"] = "PATTERN"
     if declared_size is not None:
         given["declared_size"] = declared_size
     for key, value in given.items():

@@ -1,4 +1,4 @@
-"""How one picture becomes ``uint8 [channels, height, width]``: turned upright, in one colour, cropped, resized."""
+"""How one image becomes ``uint8 [channels, height, width]``: turned upright, in one colour, cropped, resized."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Colour = Literal["grey", "rgb"]
 Crop = Literal["centre", "none"]
 
 PIXEL_LIMIT = 64_000_000
-"""A picture that claims more pixels than this is refused before it is decoded."""
+"""An image that claims more pixels than this is refused before it is decoded."""
 
 # Above this Pillow itself refuses.
 _DECODER_LIMIT = 178_000_000
@@ -32,17 +32,17 @@ _UPRIGHT = {
 _DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 _CLEAR = ("RGBA", "LA", "PA", "La", "RGBa")
 
-_NOT_A_PICTURE = "a picture cannot be decoded: it is truncated, damaged or not an image"
-_SET_ASIDE = "Repair or remove it, or set such records aside with skip_bad=True (--skip-bad)."
+_NOT_AN_IMAGE = "an image cannot be decoded: it is truncated, damaged or not an image"
+_SKIP = "Repair or remove it, or leave such records out with skip_bad=True (--skip-bad)."
 
 
 @dataclass(frozen=True)
-class Frame:
-    """The public shape every picture is brought to.
+class ImageTransform:
+    """The public shape every image is brought to.
 
-    ``size`` is the side of a square or (height, width); None takes pictures as they are, and they must agree.
-    ``crop`` is "centre" (the largest centred part of the right proportions), "none" (the whole picture, squeezed) or
-    a number (the centred square of so many pixels). ``colour`` is "grey" or "rgb"; None takes the first picture's.
+    ``size`` is the side of a square or (height, width); None takes images as they are, and they must agree.
+    ``crop`` is "centre" (the largest centred part of the right proportions), "none" (the whole image, squeezed) or
+    a number (the centred square of so many pixels). ``colour`` is "grey" or "rgb"; None takes the first image's.
     """
 
     size: int | tuple[int, int] | None = None
@@ -62,20 +62,20 @@ class Frame:
             raise ValueError(f"pixel_limit must lie from 1 to {_DECODER_LIMIT:,}, not {self.pixel_limit:,}")
 
     def decode(self, file: BinaryIO, *, name: str = "") -> np.ndarray:
-        """The picture in an encoded file."""
-        with parsing(_NOT_A_PICTURE, advice=_SET_ASIDE, name=name):
+        """The image in an encoded file."""
+        with parsing(_NOT_AN_IMAGE, advice=_SKIP, name=name):
             try:
-                picture = Image.open(file, formats=_FORMATS)
+                image = Image.open(file, formats=_FORMATS)
             except Image.DecompressionBombError:
                 raise self._too_large(name) from None
-            self._check_area(*picture.size, name=name)
-            picture.load()
-            turn = _UPRIGHT.get(picture.getexif().get(_ORIENTATION, 1))
-            upright = picture if turn is None else picture.transpose(turn)
+            self._check_area(*image.size, name=name)
+            image.load()
+            turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
+            upright = image if turn is None else image.transpose(turn)
             return self._finish(_eight_bits(upright))
 
     def fit(self, array: np.ndarray, *, name: str = "") -> np.ndarray:
-        """The picture in an array ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]`` of any numeric kind."""
+        """The image in an array ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]`` of any numeric kind."""
         self._check_area(array.shape[-1], array.size // max(1, array.shape[-1]), name=name)
         pixels = _bytes_of(array, name=name)
         if pixels.ndim == 3 and pixels.shape[0] not in (1, 3) and pixels.shape[-1] in (1, 3):
@@ -90,8 +90,8 @@ class Frame:
         same_colour = self.colour is None or (self.colour == "grey") == (len(pixels) == 1)
         if self.size is None and self.crop in ("centre", "none") and same_colour:
             return np.ascontiguousarray(pixels)
-        picture = Image.fromarray(np.ascontiguousarray(pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1)))
-        return self._finish(picture)
+        image = Image.fromarray(np.ascontiguousarray(pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1)))
+        return self._finish(image)
 
     def _check_area(self, width: int, height: int, *, name: str) -> None:
         if width * height > self.pixel_limit:
@@ -99,23 +99,23 @@ class Frame:
 
     def _too_large(self, name: str) -> BadInput:
         return BadInput(
-            f"a picture claims more than {self.pixel_limit:,} pixels",
+            f"an image claims more than {self.pixel_limit:,} pixels",
             advice="Scale it down first, raise pixel_limit if it is meant, or use skip_bad=True (--skip-bad).",
             detail=name,
         )
 
-    def _finish(self, picture: Image.Image) -> np.ndarray:
-        """Colour, crop and size of an 8-bit L or RGB picture. The resize is antialiased."""
+    def _finish(self, image: Image.Image) -> np.ndarray:
+        """Colour, crop and size of an 8-bit L or RGB image. The resize is antialiased."""
         if self.colour is not None:
-            picture = picture.convert("L" if self.colour == "grey" else "RGB")
-        width, height = picture.size
+            image = image.convert("L" if self.colour == "grey" else "RGB")
+        width, height = image.size
         tall, wide = (height, width) if self.size is None else _pair(self.size)
         part_width, part_height = width, height
         if isinstance(self.crop, int):
             if self.crop > min(width, height):
                 raise BadInput(
-                    f"a picture is smaller than the {self.crop} pixels to be cropped from it",
-                    advice="Give a smaller crop, or set such records aside with skip_bad=True (--skip-bad).",
+                    f"an image is smaller than the {self.crop} pixels to be cropped from it",
+                    advice="Give a smaller crop, or leave such records out with skip_bad=True (--skip-bad).",
                 )
             part_width = part_height = self.crop
             tall, wide = (self.crop, self.crop) if self.size is None else (tall, wide)
@@ -125,10 +125,10 @@ class Frame:
         left, top = (width - part_width) // 2, (height - part_height) // 2
         # Cut first: a resize that is only given the box also looks at what lies around it.
         if (part_width, part_height) != (width, height):
-            picture = picture.crop((left, top, left + part_width, top + part_height))
+            image = image.crop((left, top, left + part_width, top + part_height))
         if (wide, tall) != (part_width, part_height):
-            picture = picture.resize((wide, tall), Image.Resampling.BICUBIC)
-        pixels = np.asarray(picture)
+            image = image.resize((wide, tall), Image.Resampling.BICUBIC)
+        pixels = np.asarray(image)
         return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0))
 
 
@@ -136,26 +136,26 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
-def _eight_bits(picture: Image.Image) -> Image.Image:
+def _eight_bits(image: Image.Image) -> Image.Image:
     """Any mode as 8-bit L or RGB: deep grey scaled, palettes and CMYK resolved, what is clear laid over white."""
-    if picture.mode in ("L", "RGB"):
-        return picture
-    if picture.mode in _DEEP or picture.mode == "F":
-        values = np.asarray(picture)
-        if picture.mode in _DEEP and values.dtype != np.uint16:
+    if image.mode in ("L", "RGB"):
+        return image
+    if image.mode in _DEEP or image.mode == "F":
+        values = np.asarray(image)
+        if image.mode in _DEEP and values.dtype != np.uint16:
             if values.min() < 0 or values.max() > 65535:
                 raise BadInput(
-                    "a grey picture has more than 16 bits",
-                    advice="Save it with 8 or 16 bits a pixel, or set it aside with skip_bad=True (--skip-bad).",
+                    "a grey image has more than 16 bits",
+                    advice="Save it with 8 or 16 bits a pixel, or leave it out with skip_bad=True (--skip-bad).",
                 )
             values = values.astype(np.uint16)
         return Image.fromarray(_bytes_of(values, name=""))
-    if picture.mode in _CLEAR or "transparency" in picture.info:
-        clear = picture.convert("RGBA")
+    if image.mode in _CLEAR or "transparency" in image.info:
+        clear = image.convert("RGBA")
         ground = Image.new("RGBA", clear.size, "white")
         flat = Image.alpha_composite(ground, clear)
-        return flat.convert("L" if picture.mode in ("LA", "La") else "RGB")
-    return picture.convert("L" if picture.mode == "1" else "RGB")
+        return flat.convert("L" if image.mode in ("LA", "La") else "RGB")
+    return image.convert("L" if image.mode == "1" else "RGB")
 
 
 def _bytes_of(array: np.ndarray, *, name: str) -> np.ndarray:

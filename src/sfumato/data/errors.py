@@ -1,4 +1,4 @@
-"""The one error of the readers: which rule the input broke and what to do, without telling what is in the data."""
+"""The error of the readers: which rule the input breaks and what to do, without revealing what is in the data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ _FORBIDDEN = {errno.EACCES, errno.EPERM}
 
 
 class BadInput(ValueError):
-    """Input that breaks a rule. ``detail`` may name files and counts: it is shown to those who asked for it only."""
+    """Input that breaks a rule.
+
+    Attributes:
+        rule: The rule that is broken.
+        advice: What to do about it.
+        detail: Names of files and counts, which are private: empty unless they were asked for.
+    """
 
     def __init__(self, rule: str, *, advice: str, detail: str = "") -> None:
         super().__init__(f"{rule}. {advice}" + (f" [{detail}]" if detail else ""))
@@ -20,8 +26,10 @@ class BadInput(ValueError):
         self.detail = detail
 
     def shown(self, *, internal: bool) -> BadInput:
-        """A fresh error: its text, cause and traceback hold no name or count unless ``internal``."""
-        return BadInput(self.rule, advice=self.advice, detail=self.detail if internal else "")
+        """A new error: its text, cause and traceback hold no name or count unless ``internal``."""
+        if internal or not self.detail:
+            return BadInput(self.rule, advice=self.advice, detail=self.detail)
+        return BadInput(self.rule, advice=f"{self.advice} With internal=True (--internal) this error says which.")
 
 
 def from_system(error: OSError) -> BadInput:
@@ -29,8 +37,9 @@ def from_system(error: OSError) -> BadInput:
     detail = str(error)
     if error.errno in _FULL:
         return BadInput(
-            "there is no room left to write to",
-            advice="Free some space or name another place for the decoded pixels (cache=...); nothing was left behind.",
+            "there is no space left to write to",
+            advice="Free some space, or choose another folder for the decoded pixels (cache=..., or the environment "
+            "variable XDG_CACHE_HOME); nothing was left behind.",
             detail=detail,
         )
     if error.errno in _FORBIDDEN:
@@ -40,7 +49,7 @@ def from_system(error: OSError) -> BadInput:
             detail=detail,
         )
     if error.errno == errno.ENOENT:
-        return BadInput("there is nothing at this place", advice="Check the path.", detail=detail)
+        return BadInput("a file of the collection is missing", advice="Check the path.", detail=detail)
     return BadInput(
         "the operating system could not read or write a file", advice="Check the disk and the path.", detail=detail
     )
@@ -48,8 +57,11 @@ def from_system(error: OSError) -> BadInput:
 
 @contextmanager
 def parsing(rule: str, *, advice: str, name: str = "") -> Iterator[None]:
-    """Whatever a parser throws at malformed bytes becomes ``rule``. Parsers of hostile bytes throw anything at all
-    (struct.error, RecursionError, MemoryError), so the net is wide; the system's own errors keep their meaning."""
+    """Turn whatever a parser raises on malformed bytes into ``rule``.
+
+    Parsers raise anything on hostile bytes (struct.error, RecursionError, MemoryError), so every exception is
+    caught; errors of the operating system keep their meaning.
+    """
     try:
         yield
     except BadInput:

@@ -1,4 +1,4 @@
-"""Two types that must not be confused: images that need protection, and images that do not."""
+"""Private images and public images, as types that cannot be confused, and the function that reads both."""
 
 from __future__ import annotations
 
@@ -10,23 +10,29 @@ from typing import Literal, TypedDict, Unpack
 import numpy as np
 
 from sfumato.data.cache import MEMORY_LIMIT
-from sfumato.data.decode import PIXEL_LIMIT, Colour, Crop, Frame
-from sfumato.data.reader import Format, Reading, read_kept
-from sfumato.data.source import Choice
+from sfumato.data.decode import PIXEL_LIMIT, Colour, Crop, ImageTransform
+from sfumato.data.reader import Format, Reading, read_arrays
+from sfumato.data.source import Selection
 from sfumato.privacy.records import PrivateRecords
 
 
 @dataclass(frozen=True)
 class Images:
-    """What a reader returns: decoded pixels ``uint8 [N, C, H, W]`` (array or memory map), labels ``int64 [N]``,
-    the label set, and each image's person 0..P-1 when the data names persons. ``set_aside`` says which records
-    were left out by skip_bad, and why; it is empty unless ``internal`` was asked for."""
+    """What ``read`` returns.
+
+    Attributes:
+        pixels: Decoded pixels ``uint8 [N, C, H, W]``, an array or a memory map.
+        labels: Numbers of the classes, ``int64 [N]``.
+        classes: The label set.
+        persons: The number 0..P-1 of each image's person, where the data names persons.
+        skipped: Which records ``skip_bad`` left out, and why; empty unless ``internal`` was asked for.
+    """
 
     pixels: np.ndarray
     labels: np.ndarray
     classes: tuple[str, ...]
     persons: np.ndarray | None = None
-    set_aside: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
 class Options(TypedDict, total=False):
@@ -41,6 +47,8 @@ class Options(TypedDict, total=False):
     image_column: str | None
     label_column: str | None
     person_column: str | None
+    person_file: str | Path | None
+    person_pattern: str | None
     split: str
     format: Format | None
     skip_bad: bool
@@ -62,6 +70,8 @@ def read(
     image_column: str | None = None,
     label_column: str | None = None,
     person_column: str | None = None,
+    person_file: str | Path | None = None,
+    person_pattern: str | None = None,
     split: str = "train",
     format: Format | None = None,
     skip_bad: bool = False,
@@ -71,20 +81,45 @@ def read(
     cache: str | Path | None = None,
     memory_limit: int = MEMORY_LIMIT,
 ) -> Images:
-    """Reads an image folder, npz, idx, parquet or a saved Hugging Face data set. Malformed input raises BadInput.
+    """Read an image folder, npz, idx, parquet or a saved Hugging Face data set.
 
-    ``classes`` declares the label set, as names or a number. ``skip_bad`` sets bad records aside; ``internal`` puts
-    names and counts into errors and ``set_aside``. A collection above ``memory_limit`` bytes, or any when ``cache``
-    is given, is kept as a memory map in ``cache`` (the user's cache folder); ``clear_cache`` removes it.
-    ``infer_classes`` takes the label set from the data: for public collections only.
+    Args:
+        path: The collection; its format is recognised by content.
+        size: The side of a square, or (height, width), to resize to; None leaves images as they are.
+        crop: "centre" cuts to the proportions of ``size`` first, "none" does not, a number cuts a centred square.
+        colour: "grey" or "rgb"; None leaves images as they are.
+        classes: The label set, as names or a number of classes, where the collection does not declare it.
+        labelled: False reads everything as one class.
+        unlabelled: "refuse" records without a label, or "leave out" them.
+        image_column: The column or array of images, where it has another name than usual.
+        label_column: The column or array of labels.
+        person_column: The column or array that says whose image it is.
+        person_file: A CSV file with the columns ``file`` and ``person``, for images that are files.
+        person_pattern: A regular expression whose first group, in a file's name, is the person.
+        split: Which part of a collection that has several.
+        format: The format, where it is not to be recognised.
+        skip_bad: Leave out records that cannot be read.
+        infer_classes: Take the label set from the data; for public collections only.
+        internal: Put names and counts into errors and ``skipped``.
+        pixel_limit: Larger images are refused before they are decoded.
+        cache: The folder for decoded pixels; by default the user's, and only above ``memory_limit``.
+        memory_limit: Bytes of pixels that are held in memory; more go to the cache (``clear_cache`` removes them).
+
+    Returns:
+        The images as arrays.
+
+    Raises:
+        BadInput: If the collection, or with ``skip_bad=False`` a record, breaks a rule.
     """
     names = tuple(str(i) for i in range(classes)) if isinstance(classes, int) else classes
     reading = Reading(
-        frame=Frame(size=size, crop=crop, colour=colour, pixel_limit=pixel_limit),
-        choice=Choice(
+        transform=ImageTransform(size=size, crop=crop, colour=colour, pixel_limit=pixel_limit),
+        selection=Selection(
             image_column=image_column,
             label_column=label_column,
             person_column=person_column,
+            person_file=None if person_file is None else Path(person_file),
+            person_pattern=person_pattern,
             labelled=labelled,
             classes=None if names is None else tuple(names),
             unlabelled=unlabelled,
@@ -94,34 +129,40 @@ def read(
         skip_bad=skip_bad,
         infer_classes=infer_classes,
     )
-    kept, label_set = read_kept(path, reading, internal=internal, cache=cache, memory_limit=memory_limit)
+    found, label_set = read_arrays(path, reading, internal=internal, cache=cache, memory_limit=memory_limit)
     return Images(
-        pixels=kept.columns["pixels"],
-        labels=kept.columns["labels"],
+        pixels=found.columns["pixels"],
+        labels=found.columns["labels"],
         classes=label_set,
-        persons=kept.columns.get("persons"),
-        set_aside=tuple(kept.facts["set_aside"]) if internal else (),
+        persons=found.columns.get("persons"),
+        skipped=tuple(found.facts["skipped"]) if internal else (),
     )
 
 
 class PublicImages(Images):
-    """Images that need no protection: synthetic ones, or a public collection. Length and pixels are there to see."""
+    """Images that need no protection: synthetic ones, or a public collection."""
 
     def __len__(self) -> int:
+        """The number of images."""
         return len(self.pixels)
 
     @classmethod
     def read(cls, path: str | Path, **options: Unpack[Options]) -> PublicImages:
-        """As ``read``; since nothing is private, errors name files and the label set may come from the data."""
+        """Read as ``read`` does; errors name files and the label set may come from the data: nothing is private."""
         options["internal"] = True
         found = read(path, infer_classes=True, **options)
-        return cls(found.pixels, found.labels, found.classes, found.persons, found.set_aside)
+        return cls(found.pixels, found.labels, found.classes, found.persons, found.skipped)
 
 
 class PrivateImages(PrivateRecords):
-    """Images that need protection. Read them from files or wrap arrays; then only a Curator can ask about them."""
+    """Images that need protection: only a Curator can query them, and a method's ``fit`` makes one.
 
-    set_aside: tuple[str, ...] = ()
+    >>> import numpy as np
+    >>> PrivateImages.from_arrays(np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 0, 1]), classes=2)
+    PrivateImages(shape=(1, 8, 8), classes=2)
+    """
+
+    skipped: tuple[str, ...] = ()
 
     @classmethod
     def from_arrays(
@@ -133,7 +174,15 @@ class PrivateImages(PrivateRecords):
         persons: np.ndarray | None = None,
         declared_size: int | None = None,
     ) -> PrivateImages:
-        """``pixels`` as ``[N, H, W]``, ``[N, H, W, C]`` or ``[N, C, H, W]``; ``classes`` as names or a number."""
+        """Wrap arrays.
+
+        Args:
+            pixels: ``[N, H, W]``, ``[N, H, W, C]`` or ``[N, C, H, W]``, as bytes or in 0..1.
+            labels: Numbers of the classes, ``[N]``.
+            classes: The label set, as names or a number of classes.
+            persons: The number 0..P-1 of each image's person, ``[N]``.
+            declared_size: About how many units there are, where that may be public.
+        """
         if pixels.ndim == 3:
             pixels = pixels[:, None]
         elif pixels.ndim == 4 and pixels.shape[1] not in (1, 3) and pixels.shape[-1] in (1, 3):
@@ -147,22 +196,22 @@ class PrivateImages(PrivateRecords):
 
     @classmethod
     def from_images(cls, images: Images, *, declared_size: int | None = None) -> PrivateImages:
-        """What ``read`` returned, put behind the door."""
+        """Wrap what ``read`` returned."""
         private = cls(
             images.pixels, images.labels, classes=images.classes, persons=images.persons, declared_size=declared_size
         )
-        private.set_aside = images.set_aside
+        private.skipped = images.skipped
         return private
 
     @classmethod
     def read(cls, path: str | Path, *, declared_size: int | None = None, **options: Unpack[Options]) -> PrivateImages:
-        """Any collection, as ``read`` takes it."""
+        """Read a collection of any format, with the options of ``read``."""
         return cls.from_images(read(path, **options), declared_size=declared_size)
 
     @classmethod
     def from_folder(
         cls, path: str | Path, *, declared_size: int | None = None, **options: Unpack[Options]
     ) -> PrivateImages:
-        """An image folder: each class is a sub-folder, and the folders' names are the public label set."""
+        """Read an image folder: each class is a sub-folder, and the names of the folders are the label set."""
         options["format"] = "folder"
         return cls.read(path, declared_size=declared_size, **options)

@@ -1,4 +1,4 @@
-"""The way in: recognises what a path holds and reads it, record by record, into memory or the cache."""
+"""Recognises the format of a collection and reads it, record by record, into memory or the cache."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sfumato.data import cache as store
-from sfumato.data.decode import Frame
+from sfumato.data.cache import CachedArrays, Writer, cache_key, find
+from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, from_system
 from sfumato.data.formats.arrow import arrow, is_arrow
+from sfumato.data.formats.file_list import FileList
 from sfumato.data.formats.folder import Folder
 from sfumato.data.formats.idx import IMAGES, Idx, splits
 from sfumato.data.formats.npz import Npz
 from sfumato.data.formats.parquet import files_in, parquet
 from sfumato.data.labels import Labels
-from sfumato.data.source import Choice, Record, Source
+from sfumato.data.persons import Persons
+from sfumato.data.source import Selection, Source, files_fingerprint
 from sfumato.files import cache_folder
 
-Format = Literal["folder", "npz", "idx", "parquet", "arrow"]
+Format = Literal["folder", "list", "npz", "idx", "parquet", "arrow"]
 
-_SOURCES: dict[str, Callable[[Path, Choice], Source]] = {
+_SOURCES: dict[str, Callable[[Path, Selection], Source]] = {
     "folder": Folder,
+    "list": FileList,
     "npz": Npz,
     "idx": Idx,
     "parquet": parquet,
@@ -36,21 +39,21 @@ _NAMED_AT_MOST = 1000
 
 @dataclass(frozen=True)
 class Reading:
-    """Everything that decides what a collection is read as."""
+    """Everything that determines what a collection is read as."""
 
-    frame: Frame
-    choice: Choice
+    transform: ImageTransform
+    selection: Selection
     format: Format | None
     skip_bad: bool
     infer_classes: bool
 
 
-def read_kept(
+def read_arrays(
     path: str | Path, reading: Reading, *, internal: bool, cache: str | Path | None, memory_limit: int
-) -> tuple[store.CachedArrays, tuple[str, ...]]:
+) -> tuple[CachedArrays, tuple[str, ...]]:
     """The decoded rows and the label set. Raises BadInput alone; its text names no file unless ``internal``."""
     try:
-        with _silence():
+        with silent_decoders():
             return _read(Path(path), reading, cache_folder(cache), 0 if cache is not None else memory_limit)
     except BadInput as error:
         problem = error.shown(internal=internal)
@@ -61,23 +64,25 @@ def read_kept(
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
-    """Decoders warn and log about what they find in single files: that is private, and has its rule here."""
+def silent_decoders() -> Iterator[None]:
+    """Suppress what decoders warn and log about single files: it is private."""
     decoders = logging.getLogger("PIL")
-    passed_on, mute = decoders.propagate, logging.NullHandler()
+    propagated, silent = decoders.propagate, logging.NullHandler()
     decoders.propagate = False
-    decoders.addHandler(mute)
+    decoders.addHandler(silent)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        decoders.propagate = passed_on
-        decoders.removeHandler(mute)
+        decoders.propagate = propagated
+        decoders.removeHandler(silent)
 
 
 def recognise(path: Path) -> Format:
-    """The format of what lies at ``path``."""
+    """The format of the collection at ``path``."""
+    if not path.exists():
+        raise BadInput(f"there is nothing at {path}", advice="Check the path.")
     if path.is_dir():
         if is_arrow(path):
             return "arrow"
@@ -94,28 +99,36 @@ def recognise(path: Path) -> Format:
         return "parquet"
     if start[:4] == b"\xff\xff\xff\xff":
         return "arrow"
+    if path.suffix.lower() == ".csv":
+        return "list"
     raise BadInput(
-        "this is no collection of a known kind",
-        advice="Give an image folder, an .npz file, idx files, parquet or a saved Hugging Face data set, whole and "
-        "under its usual name; or name the kind with format=...",
+        f"{path} is not a collection in a known format",
+        advice="Give an image folder, a .csv list of files, an .npz file, idx files, parquet or a saved Hugging Face "
+        "data set, complete and under its usual name; in Python format=... names the format.",
     )
 
 
-def _read(path: Path, reading: Reading, folder: Path, memory_limit: int) -> tuple[store.CachedArrays, tuple[str, ...]]:
+def open_source(path: Path, reading: Reading) -> Source:
+    """The collection at ``path`` in its format, before any image is decoded."""
     path = path if reading.format else _exported(path)
-    source = _SOURCES[reading.format or recognise(path)](path, reading.choice)
-    labels = Labels(source, reading.choice, infer=reading.infer_classes)
-    key = store.cache_key(source.fingerprint(), reading, labels.classes)
-    kept = store.find(folder, key)
-    if kept is None:
-        writer = store.Writer(folder, memory_limit=memory_limit)
+    return _SOURCES[reading.format or recognise(path)](path, reading.selection)
+
+
+def _read(path: Path, reading: Reading, folder: Path, memory_limit: int) -> tuple[CachedArrays, tuple[str, ...]]:
+    source = open_source(path, reading)
+    labels = Labels(source, reading.selection, infer=reading.infer_classes)
+    beside = [] if reading.selection.person_file is None else [reading.selection.person_file]
+    key = cache_key(source.fingerprint(), files_fingerprint(beside), reading, labels.classes)
+    found = find(folder, key)
+    if found is None:
+        writer = Writer(folder, memory_limit=memory_limit)
         try:
-            aside = _gather(source, reading, labels, writer)
-            kept = writer.finish(key, {"set_aside": aside})
+            skipped = _gather(source, reading, labels, writer)
+            found = writer.finish(key, {"skipped": skipped})
         except BaseException:
             writer.discard()
             raise
-    return kept, labels.classes
+    return found, labels.classes
 
 
 def _exported(path: Path) -> Path:
@@ -127,46 +140,33 @@ def _exported(path: Path) -> Path:
     return path
 
 
-def _gather(source: Source, reading: Reading, labels: Labels, writer: store.Writer) -> list[str]:
-    """Every record through the frame into the writer; returns what was set aside, and why."""
-    aside: list[str] = []
-    persons: dict[int | str, int] = {}
-    skip_unlabelled = reading.choice.unlabelled == "leave out"
+def _gather(source: Source, reading: Reading, labels: Labels, writer: Writer) -> list[str]:
+    """Decode every record into the writer; returns which were left out as bad, and why."""
+    skipped: list[str] = []
+    persons = Persons(reading.selection)
+    skip_unlabelled = reading.selection.unlabelled == "leave out"
     for record in source.records():
         if skip_unlabelled and labels.missing(record):
             continue
         try:
-            pixels = record.load(reading.frame)
-            label = labels.number(record)
-            person = None
-            if reading.choice.person_column is not None or record.person is not None:
-                person = persons.setdefault(_person(record), len(persons))
+            pixels = record.load(reading.transform)
+            label, person = labels.number(record), persons.number(record)
         except BadInput as error:
             if not reading.skip_bad:
                 raise
-            if len(aside) < _NAMED_AT_MOST:
-                aside.append(f"{record.name}: {error.rule}")
+            if len(skipped) < _NAMED_AT_MOST:
+                skipped.append(f"{record.name}: {error.rule}")
             continue
         if writer.shape not in (None, pixels.shape):
             raise BadInput(
-                "the pictures differ in size or colour",
-                advice='Say what they are to become: size=32, colour="grey" or colour="rgb".',
+                "the images differ in size or colour",
+                advice='Say what they are to become: size=32 (--size 32), colour="grey" (--colour grey) or "rgb".',
                 detail=f"{record.name}: {pixels.shape} after {writer.shape}",
             )
         writer.add(pixels, label=label, person=person)
     if not writer.count:
         raise BadInput(
             "the collection has no images that can be used",
-            advice="Check the path; with skip_bad, look at what was set aside (internal=True).",
+            advice="Check the path; with skip_bad (--skip-bad), see what was left out (internal=True, --internal).",
         )
-    return aside
-
-
-def _person(record: Record) -> int | str:
-    if record.person is None:
-        raise BadInput(
-            "an image names no person",
-            advice="Fill the person column, or set such records aside with skip_bad=True (--skip-bad).",
-            detail=record.name,
-        )
-    return record.person
+    return skipped

@@ -1,4 +1,4 @@
-"""What every format offers: a stream of records, the label set it declares, and what it was made from."""
+"""What every format provides: a stream of records, the label set it declares, and a fingerprint of its files."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from sfumato.data.decode import Frame
+from sfumato.data.decode import ImageTransform
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What the user said about the collection: where the pictures, labels and persons are, and what counts."""
+class Selection:
+    """Where in a collection the images, labels and persons are, and which of them are read."""
 
     image_column: str | None = None
     label_column: str | None = None
     person_column: str | None = None
+    person_file: Path | None = None
+    person_pattern: str | None = None
     labelled: bool = True
     classes: tuple[str, ...] | None = None
     unlabelled: Literal["refuse", "leave out"] = "refuse"
@@ -28,16 +30,25 @@ class Choice:
 
 @dataclass(frozen=True)
 class Record:
-    """One picture on its way in. ``load`` decodes it, or raises BadInput when this record alone is bad."""
+    """One image that is being read.
 
-    load: Callable[[Frame], np.ndarray]
+    Attributes:
+        load: Decodes the image; raises BadInput when this record alone is bad.
+        label: The label as the collection has it.
+        person: The person as the collection has it.
+        name: What an internal error calls the record.
+        file: The path of the image inside the collection, where each image is a file.
+    """
+
+    load: Callable[[ImageTransform], np.ndarray]
     label: int | str | None
     person: int | str | None
     name: str
+    file: str | None = None
 
 
 class Source(Protocol):
-    """A collection in some format. ``classes`` is the label set the collection declares, if it does."""
+    """A collection in some format. ``classes`` is the label set that the collection declares, if it does."""
 
     classes: tuple[str, ...] | None
 
@@ -45,11 +56,11 @@ class Source(Protocol):
         """Changes when a file of the collection changes."""
 
     def records(self) -> Iterator[Record]:
-        """One pass; memory stays flat. Raises BadInput when the collection as a whole is malformed."""
+        """One pass in constant memory. Raises BadInput when the collection as a whole is malformed."""
 
 
-def stamp(files: Sequence[Path]) -> str:
-    """A fingerprint of files by place, size and times."""
+def files_fingerprint(files: Sequence[Path]) -> str:
+    """A fingerprint of files by path, size and times."""
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
         found = file.stat()

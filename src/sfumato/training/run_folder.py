@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sfumato.files import private_folder, write_json
+from sfumato.privacy import Ledger
 from sfumato.release.release import Release
 from sfumato.training.checkpoint import FolderCheckpoint
 
@@ -19,27 +21,51 @@ class Run:
         self.folder = Path(folder)
         self.release = self.folder / "release"
         self.internal = self.folder / "internal"
+        self._settings = self.internal / "run.json"
+        self._created: bool | None = None
         self.ledger = Path(ledger) if ledger is not None else self.folder / "ledger.jsonl"
         self.checkpoint = FolderCheckpoint(self.internal / "checkpoint")
 
-    def begin(self, facts: Mapping[str, Any], *, resume: bool) -> None:
-        """Start with these public facts, or go on with a run that was begun with the same."""
-        settings = self.internal / "run.json"
-        written = json.loads(json.dumps(facts))
+    def check(self, *, resume: bool) -> None:
+        """Refuse a folder that cannot hold this run; nothing is written."""
         if self.release.exists():
             raise FileExistsError(f"{self.folder} holds a finished run; choose another --out")
+        if self.folder.exists() and not self.folder.is_dir():
+            raise FileExistsError(f"{self.folder} is a file; choose another --out")
         if resume:
-            if not settings.exists():
+            if not self._settings.exists():
                 raise FileNotFoundError(f"{self.folder} holds no run to resume")
-            before = json.loads(settings.read_text())
+        elif self.folder.exists() and any(self.folder.iterdir()):
+            raise FileExistsError(f"{self.folder} is not empty; choose another --out, or --resume a stopped run")
+
+    def begin(self, facts: Mapping[str, Any], *, resume: bool) -> None:
+        """Start with these public facts, or continue a run that was begun with the same."""
+        self.check(resume=resume)
+        written = json.loads(json.dumps(facts))
+        if resume:
+            before = json.loads(self._settings.read_text())
             changed = sorted(key for key in {*before, *written} if before.get(key) != written.get(key))
             if changed:
                 raise ValueError(f"the run was begun with another {', '.join(changed)}; resume with the same command")
             return
-        if self.folder.exists() and any(self.folder.iterdir()):
-            raise FileExistsError(f"{self.folder} is not empty; choose another --out, or --resume a stopped run")
+        self._created = not self.folder.exists()
         private_folder(self.internal)
-        write_json(settings, written, private=True)
+        write_json(self._settings, written, private=True)
+
+    def discard_if_unspent(self) -> None:
+        """After an error: remove the files of a run that was begun here and has spent nothing."""
+        if self._created is None or self._has_spent():
+            return
+        shutil.rmtree(self.internal, ignore_errors=True)
+        if self.ledger.parent == self.folder:
+            for path in self.folder.glob(f"{self.ledger.name}*"):
+                path.unlink()
+        if self._created:
+            self.folder.rmdir()
+
+    def _has_spent(self) -> bool:
+        started = self.checkpoint.started
+        return started is not None and self.ledger.exists() and bool(Ledger.read(self.ledger).events(started[0]))
 
     def finish(self, release: Release) -> None:
         """Write the release; then what was kept for a resumption is no longer needed."""

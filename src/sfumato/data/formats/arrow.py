@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sfumato.data.errors import BadInput, parsing
 from sfumato.data.formats.table import Table
-from sfumato.data.source import Choice
+from sfumato.data.source import Selection
 
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
@@ -23,20 +23,21 @@ def is_arrow(folder: Path) -> bool:
     return (folder / _STATE).exists() or (folder / _SPLITS).exists()
 
 
-def arrow(path: Path, choice: Choice) -> Table:
+def arrow(path: Path, selection: Selection) -> Table:
     """A source of the records of a saved ``Dataset``, of one split of a saved ``DatasetDict``, or of one file."""
     if path.is_dir() and (path / _SPLITS).exists():
         with parsing("the list of splits is damaged", advice="Save the data set again with save_to_disk."):
             names = json.loads((path / _SPLITS).read_text())["splits"]
             splits = [name for name in names if isinstance(name, str)]
-        chosen = splits[0] if len(splits) == 1 else choice.split
+        chosen = splits[0] if len(splits) == 1 else selection.split
         if chosen not in splits:
             raise BadInput(
-                f"the collection has no split called {chosen!r}", advice=f"Choose one with split=...: {splits}."
+                f"the collection has no split called {chosen!r}",
+                advice=f"Choose one with --split (split=...): {', '.join(splits)}.",
             )
         path = _inside(path, chosen)
     files = _files(path) if path.is_dir() else [path]
-    return Table(files, choice, schema=_schema, batches=_batches)
+    return Table(files, selection, schema=_schema, batches=_batches)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -1,88 +1,74 @@
-"""An image folder: each class is a sub-folder, and the folders' names are the public label set."""
+"""An image folder: each class is a sub-folder, and the names of the folders are the public label set."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import unicodedata
 import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
+from sfumato.data.errors import BadInput
+from sfumato.data.formats.dicom import PATIENT, is_dicom, patient
+from sfumato.data.formats.files import is_ignored, load_image, real_path
+from sfumato.data.source import Record, Selection
 
-from sfumato.data.decode import Frame
-from sfumato.data.errors import BadInput, from_system
-from sfumato.data.source import Choice, Record
-
-# What desktops leave behind in every folder they show; never a picture.
-_LITTER = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
+_SPLITS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+}
 # File names held in memory at once; a class with more is walked in several passes.
 _NAMES_AT_ONCE = 100_000
 
 
-class Folder:
-    """``root/class/picture``. Links may point inside ``root`` only."""
+def folder_splits(root: Path) -> dict[str, Path]:
+    """The parts of a folder ``root/train/class/image``; empty where the sub-folders are classes."""
+    found = {entry.name: Path(entry.path) for entry in os.scandir(root) if not is_ignored(entry.name)}
+    names = {name: _SPLITS.get(name.lower()) for name in found}
+    if not found or None in names.values() or len(set(names.values())) != len(names):
+        return {}
+    # A class may be called "train": parts hold class folders, classes hold images.
+    if not all(path.is_dir() and any(child.is_dir() for child in path.iterdir()) for path in found.values()):
+        return {}
+    return {split: found[name] for name, split in names.items() if split is not None}
 
-    def __init__(self, root: Path, choice: Choice) -> None:
-        self.root = root
-        self._real = os.path.realpath(root)
-        self._choice = choice
-        folders: list[str] = []
-        loose: list[str] = []
-        with os.scandir(root) as entries:
-            for entry in entries:
-                if entry.name not in _LITTER:
-                    (folders if _is_folder(entry) else loose).append(entry.name)
-        if choice.labelled:
-            if loose:
-                raise BadInput(
-                    "files lie beside the class folders",
-                    advice="Put every picture into the folder of its class, or read without labels (labelled=False).",
-                    detail=", ".join(sorted(loose)[:10]),
-                )
-            if not folders:
-                raise BadInput(
-                    "the folder has no class folders in it",
-                    advice="Make one sub-folder for each class, even an empty one.",
-                )
+
+class Folder:
+    """``root/class/image``, or ``root/train/class/image`` beside ``root/test``. Links may point inside only."""
+
+    def __init__(self, root: Path, selection: Selection) -> None:
+        parts = folder_splits(root) if selection.labelled else {}
+        self.root = _chosen(parts, selection.split) if parts else root
+        self._selection = selection
+        folders, loose = _listed(self.root)
+        if selection.labelled:
+            _check_layout(folders, loose)
         for name in folders:
             check_name(name)
-            self._inside(os.path.join(root, name))
+            real_path(str(self.root), os.path.join(self.root, name))
         self._folders = sorted(folders)
-        self.classes: tuple[str, ...] | None = tuple(self._folders) if choice.labelled else None
-        if choice.labelled and choice.classes is not None:
-            undeclared = sorted(set(self._folders) - set(choice.classes))
-            if undeclared:
-                raise BadInput(
-                    "a class folder is not in the declared label set",
-                    advice="Declare it in classes, rename the folder or take it out.",
-                    detail=", ".join(undeclared[:10]),
-                )
-            self.classes = choice.classes
-        self._places = self._folders if choice.labelled else [*self._folders, ""]
-
-    def _inside(self, path: str) -> str:
-        """The real path; refuses what leads out of the folder."""
-        real = os.path.realpath(path)
-        if real != self._real and not real.startswith(self._real.rstrip(os.sep) + os.sep):
-            raise BadInput(
-                "a link leads out of the folder",
-                advice="Copy what it points to into the folder, or remove the link (a file: skip_bad=True does it).",
-                detail=os.path.relpath(path, self.root),
-            )
-        return real
+        self.classes: tuple[str, ...] | None = None
+        if selection.labelled:
+            # A class that has no image in one part is a class of the collection all the same.
+            every = {name for part in parts.values() for name in _listed(part)[0]} | set(folders)
+            self.classes = _declared(tuple(sorted(every)), selection)
+        self._places = self._folders if selection.labelled else [*self._folders, ""]
 
     def _entries(self, place: str) -> Iterator[os.DirEntry[str]]:
         with os.scandir(os.path.join(self.root, place)) as entries:
             for entry in entries:
-                if entry.name in _LITTER or (place == "" and _is_folder(entry)):
-                    continue
-                yield entry
+                if not (is_ignored(entry.name) or (place == "" and entry.is_dir())):
+                    yield entry
 
     def fingerprint(self) -> str:
+        """Of the names, sizes and times of all files."""
         total = 0
         for place in self._places:
             for entry in self._entries(place):
@@ -91,9 +77,10 @@ class Folder:
                 # A sum does not depend on the order in which the system lists files.
                 digest = hashlib.blake2b(part.encode("utf-8", "surrogateescape"), digest_size=16).digest()
                 total = (total + int.from_bytes(digest, "little")) % 2**128
-        return f"{self._real}\0{total:x}"
+        return f"{os.path.realpath(self.root)}\0{total:x}"
 
     def records(self) -> Iterator[Record]:
+        """The images in the order of their classes and names."""
         for place in self._places:
             count = sum(1 for _ in self._entries(place))
             passes = 1 + count // _NAMES_AT_ONCE
@@ -102,32 +89,68 @@ class Folder:
                 for name in sorted(names):
                     relative = os.path.join(place, name)
                     yield Record(
-                        load=partial(self._load, relative),
-                        label=place if self._choice.labelled else None,
-                        person=None,
+                        load=partial(load_image, str(self.root), relative),
+                        label=place if self._selection.labelled else None,
+                        person=self._patient(relative),
                         name=relative,
+                        file=relative,
                     )
 
-    def _load(self, relative: str, frame: Frame) -> np.ndarray:
-        try:
-            real = self._inside(os.path.join(self.root, relative))
-            # Not blocking: a named pipe would wait for a writer for ever.
-            handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                os.close(handle)
-                raise BadInput(
-                    "something in a class folder is not a file",
-                    advice="Class folders hold pictures only, no further folders; or use skip_bad=True (--skip-bad).",
-                    detail=relative,
-                )
-            with open(handle, "rb") as file:
-                return frame.decode(file, name=relative)
-        except OSError as error:
-            raise from_system(error) from error
+    def _patient(self, relative: str) -> str | None:
+        if self._selection.person_column != PATIENT:
+            return None
+        path = os.path.join(self.root, relative)
+        if not os.path.isfile(path):
+            return None
+        with open(path, "rb") as file:
+            return patient(file, name=relative) if is_dicom(file) else None
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir()
+def _listed(root: Path) -> tuple[list[str], list[str]]:
+    """The names of the folders and of the files in ``root``."""
+    folders: list[str] = []
+    files: list[str] = []
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if not is_ignored(entry.name):
+                (folders if entry.is_dir() else files).append(entry.name)
+    return folders, files
+
+
+def _chosen(parts: dict[str, Path], split: str) -> Path:
+    if split not in parts:
+        raise BadInput(
+            f"the collection has no split called {split!r}",
+            advice=f"Choose one with --split (split=...): {', '.join(sorted(parts))}.",
+        )
+    return parts[split]
+
+
+def _check_layout(folders: list[str], loose: list[str]) -> None:
+    if loose:
+        raise BadInput(
+            "files lie beside the class folders",
+            advice="Put every image into the folder of its class, or read without labels (labelled=False, "
+            "--no-labels).",
+            detail=", ".join(sorted(loose)[:10]),
+        )
+    if not folders:
+        raise BadInput(
+            "the folder has no class folders in it", advice="Make one sub-folder for each class, even an empty one."
+        )
+
+
+def _declared(folders: tuple[str, ...], selection: Selection) -> tuple[str, ...]:
+    if selection.classes is None:
+        return folders
+    undeclared = sorted(set(folders) - set(selection.classes))
+    if undeclared:
+        raise BadInput(
+            "a class folder is not in the declared label set",
+            advice="Declare it with --classes (classes=...), rename the folder or remove it.",
+            detail=", ".join(undeclared[:10]),
+        )
+    return selection.classes
 
 
 def _bucket(name: str, passes: int) -> int:
@@ -135,7 +158,7 @@ def _bucket(name: str, passes: int) -> int:
 
 
 def check_name(name: str) -> None:
-    """A class name is printed on cards and used as a folder name: any letters will do, nothing invisible."""
+    """A class name is printed on cards and used as a folder name: any letters, nothing invisible."""
     bad = any(unicodedata.category(letter) in ("Cc", "Cs", "Cf", "Zl", "Zp") for letter in name)
     if bad or not name or "/" in name or name.startswith(".") or name != name.strip():
         raise BadInput(

@@ -12,9 +12,9 @@ from typing import IO
 
 import numpy as np
 
-from sfumato.data.decode import PIXEL_LIMIT, Frame
+from sfumato.data.decode import PIXEL_LIMIT, ImageTransform
 from sfumato.data.errors import BadInput, parsing
-from sfumato.data.source import Choice, Record, stamp
+from sfumato.data.source import Record, Selection, files_fingerprint
 
 IMAGES = re.compile(r"^(?P<split>.*?)-?images[-.]idx3-ubyte(\.gz)?$")
 _MALFORMED = "an idx file is damaged or cut short"
@@ -38,10 +38,10 @@ class Idx:
 
     classes: tuple[str, ...] | None = None
 
-    def __init__(self, path: Path, choice: Choice) -> None:
-        self._images = choose(splits(path), choice.split) if path.is_dir() else path
+    def __init__(self, path: Path, selection: Selection) -> None:
+        self._images = choose(splits(path), selection.split) if path.is_dir() else path
         self._labels = None
-        if choice.labelled:
+        if selection.labelled:
             stem = self._images.name.removesuffix(".gz")
             stem = stem.replace("images", "labels").replace("idx3", "idx1")
             pair = [self._images.with_name(stem + end) for end in ("", ".gz")]
@@ -49,13 +49,14 @@ class Idx:
             if not present:
                 raise BadInput(
                     "the images file has no labels file beside it",
-                    advice="Put <split>-labels-idx1-ubyte beside it, or say labelled=False.",
+                    advice="Put <split>-labels-idx1-ubyte beside it, or read without labels (labelled=False, "
+                    "--no-labels).",
                     detail=str(pair[0]),
                 )
             self._labels = present[0]
 
     def fingerprint(self) -> str:
-        return stamp([file for file in (self._images, self._labels) if file is not None])
+        return files_fingerprint([file for file in (self._images, self._labels) if file is not None])
 
     def records(self) -> Iterator[Record]:
         with parsing(_MALFORMED, advice=_ADVICE), _open(self._images) as images:
@@ -99,7 +100,7 @@ def choose(found: dict[str, Path], split: str) -> Path:
     if chosen is None:
         raise BadInput(
             f"the collection has no split called {split!r}",
-            advice=f"Choose one with split=...: {', '.join(sorted(found)) or 'there is none'}.",
+            advice=f"Choose one with --split (split=...): {', '.join(sorted(found)) or 'there is none'}.",
         )
     return chosen
 
@@ -137,5 +138,5 @@ def _end(file: IO[bytes]) -> None:
         raise BadInput("an idx file is longer than its header says", advice=_ADVICE)
 
 
-def _fit(pixels: np.ndarray, name: str, frame: Frame) -> np.ndarray:
-    return frame.fit(pixels, name=name)
+def _fit(pixels: np.ndarray, name: str, transform: ImageTransform) -> np.ndarray:
+    return transform.fit(pixels, name=name)

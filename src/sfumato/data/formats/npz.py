@@ -11,34 +11,36 @@ from typing import IO, Any
 
 import numpy as np
 
-from sfumato.data.decode import PIXEL_LIMIT, Frame
+from sfumato.data.decode import PIXEL_LIMIT, ImageTransform
 from sfumato.data.errors import BadInput, parsing
-from sfumato.data.source import Choice, Record, stamp
+from sfumato.data.source import Record, Selection, files_fingerprint
 
 _MALFORMED = "the npz file is damaged"
 _ADVICE = "Write it again with numpy.savez or numpy.savez_compressed."
 _BLOCK = 1 << 20
-# Three channels of the largest picture that is decoded; refused before anything is read.
+# Three channels of the largest image that is decoded; refused before anything is read.
 _ROW_LIMIT = 3 * PIXEL_LIMIT
 
 
 class Npz:
     """Arrays ``images`` and ``labels``; ``persons`` and ``classes`` (names) are optional."""
 
-    def __init__(self, path: Path, choice: Choice) -> None:
+    def __init__(self, path: Path, selection: Selection) -> None:
         self.path = path
         with parsing(_MALFORMED, advice=_ADVICE), zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            self._images = choice.image_column or "images"
-            self._labels = (choice.label_column or "labels") if choice.labelled else None
-            self._persons = choice.person_column or ("persons" if "persons" in members else None)
+            # MedMNIST files hold train_images, train_labels, val_images, …
+            part = f"{selection.split}_" if "images" not in members and f"{selection.split}_images" in members else ""
+            self._images = selection.image_column or f"{part}images"
+            self._labels = (selection.label_column or f"{part}labels") if selection.labelled else None
+            self._persons = selection.person_column or ("persons" if "persons" in members else None)
             wanted = [name for name in (self._images, self._labels, self._persons) if name is not None]
             missing = [name for name in wanted if name not in members]
             if missing:
                 raise BadInput(
                     f"the npz file has no array called {missing[0]!r}",
-                    advice="Name the arrays with image_column, label_column and person_column; "
-                    "say labelled=False when there are no labels.",
+                    advice="Name the arrays with --image-column, --label-column and --person-column, or "
+                    "read without labels (--no-labels, labelled=False).",
                     detail=f"arrays: {', '.join(sorted(members)[:20])}",
                 )
             counts = {name: _Column(archive, members[name], name).count for name in wanted}
@@ -49,14 +51,14 @@ class Npz:
                     detail=", ".join(f"{name}: {count}" for name, count in counts.items()),
                 )
             self.classes = None
-            if "classes" in members and choice.labelled:
+            if "classes" in members and selection.labelled:
                 names = list(_Column(archive, members["classes"], "classes").values())
                 if not all(isinstance(name, str) for name in names):
                     raise BadInput("the array 'classes' must hold names", advice="Save it as an array of strings.")
                 self.classes = tuple(str(name) for name in names)
 
     def fingerprint(self) -> str:
-        return stamp([self.path])
+        return files_fingerprint([self.path])
 
     def records(self) -> Iterator[Record]:
         with parsing(_MALFORMED, advice=_ADVICE), zipfile.ZipFile(self.path) as archive:
@@ -77,8 +79,15 @@ class Npz:
                 yield Record(load=partial(_fit, pixels, name), label=label, person=person, name=name)
 
 
-def _fit(pixels: np.ndarray, name: str, frame: Frame) -> np.ndarray:
-    return frame.fit(pixels, name=name)
+def npz_splits(path: Path) -> list[str]:
+    """The parts of a file with arrays such as ``train_images``, as MedMNIST has them."""
+    with parsing(_MALFORMED, advice=_ADVICE), zipfile.ZipFile(path) as archive:
+        names = [info.filename.removesuffix(".npy") for info in archive.infolist()]
+        return [name.removesuffix("_images") for name in names if name.endswith("_images")]
+
+
+def _fit(pixels: np.ndarray, name: str, transform: ImageTransform) -> np.ndarray:
+    return transform.fit(pixels, name=name)
 
 
 class _Column:

@@ -11,17 +11,17 @@ import pyarrow.parquet as pq
 
 from sfumato.data.errors import BadInput
 from sfumato.data.formats.table import Table
-from sfumato.data.source import Choice
+from sfumato.data.source import Selection
 
 _SHARD = re.compile(r"^(?P<split>.+?)(-\d+-of-\d+)?\.parquet$")
 _ROWS = 64
 _BUFFER = 1 << 20
 
 
-def parquet(path: Path, choice: Choice) -> Table:
+def parquet(path: Path, selection: Selection) -> Table:
     """A source of the records of a parquet file or folder."""
-    files = _shards(path, choice.split) if path.is_dir() else [path]
-    return Table(files, choice, schema=pq.read_schema, batches=_batches)
+    files = _shards(path, selection.split) if path.is_dir() else [path]
+    return Table(files, selection, schema=pq.read_schema, batches=_batches)
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -40,7 +40,7 @@ def _shards(folder: Path, split: str) -> list[Path]:
     if split not in found:
         raise BadInput(
             f"the collection has no split called {split!r}",
-            advice=f"Choose one with split=...: {', '.join(sorted(found)) or 'there is none'}.",
+            advice=f"Choose one with --split (split=...): {', '.join(sorted(found)) or 'there is none'}.",
         )
     return found[split]
 

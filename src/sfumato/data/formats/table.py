@@ -1,4 +1,4 @@
-"""Tables in Hugging Face form: a column of encoded pictures beside columns for the label and the person.
+"""Tables in Hugging Face form: a column of encoded images beside columns for the label and the person.
 
 Parquet files and ``datasets`` folders differ only in how record batches come off the disk.
 """
@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from sfumato.data.decode import Frame
+from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, parsing
-from sfumato.data.source import Choice, Record, stamp
+from sfumato.data.source import Record, Selection, files_fingerprint
 
 Batches = Callable[[Path, list[str]], Iterator[pa.RecordBatch]]
 """Opens a file and gives batches with these columns; memory stays flat."""
@@ -26,15 +26,17 @@ _ADVICE = "Fetch or write it again."
 
 
 class Table:
-    """Pictures as ``struct<bytes, path>`` or plain bytes; labels and persons as whole numbers or strings."""
+    """Images as ``struct<bytes, path>`` or plain bytes; labels and persons as whole numbers or strings."""
 
-    def __init__(self, files: list[Path], choice: Choice, *, schema: Callable[[Path], pa.Schema], batches: Batches):
+    def __init__(
+        self, files: list[Path], selection: Selection, *, schema: Callable[[Path], pa.Schema], batches: Batches
+    ) -> None:
         if not files:
             raise BadInput("the collection has no table files", advice="Check the path and the split.")
         self._files, self._batches = files, batches
-        self._image = choice.image_column or "image"
-        self._label = (choice.label_column or "label") if choice.labelled else None
-        self._person = choice.person_column
+        self._image = selection.image_column or "image"
+        self._label = (selection.label_column or "label") if selection.labelled else None
+        self._person = selection.person_column
         for file in files:
             with parsing(_MALFORMED, advice=_ADVICE, name=file.name):
                 found = schema(file)
@@ -46,15 +48,15 @@ class Table:
             if name is not None and schema.names.count(name) != 1:
                 raise BadInput(
                     f"the table has no single column {name!r}",
-                    advice="Name the columns with image_column, label_column and person_column (labelled=False when "
-                    f"there are no labels). Columns: {', '.join(schema.names[:20])}.",
+                    advice="Name the columns with --image-column, --label-column and --person-column, or "
+                    f"read without labels (--no-labels, labelled=False). Columns: {', '.join(schema.names[:20])}.",
                 )
         kind = schema.field(self._image).type
         if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
             kind = kind.field("bytes").type
         if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
             raise BadInput(
-                "the image column must hold encoded pictures",
+                "the image column must hold encoded images",
                 advice="Store PNG or JPEG files as struct<bytes: binary, path: string> or as binary.",
                 detail=str(schema.field(self._image).type),
             )
@@ -70,7 +72,7 @@ class Table:
                     )
 
     def fingerprint(self) -> str:
-        return stamp(self._files)
+        return files_fingerprint(self._files)
 
     def records(self) -> Iterator[Record]:
         columns = [name for name in (self._image, self._label, self._person) if name is not None]
@@ -91,15 +93,15 @@ class Table:
                         row += 1
 
 
-def _decode(value: dict[str, object] | bytes | None, name: str, frame: Frame) -> np.ndarray:
+def _decode(value: dict[str, object] | bytes | None, name: str, transform: ImageTransform) -> np.ndarray:
     content = value.get("bytes") if isinstance(value, dict) else value
     if not isinstance(content, bytes):
         raise BadInput(
-            "a picture is missing from the image column",
-            advice="Pictures must be inside the table, not paths to files elsewhere; or use skip_bad (--skip-bad).",
+            "an image is missing from the image column",
+            advice="Images must be inside the table, not paths to files elsewhere; or use skip_bad=True (--skip-bad).",
             detail=name,
         )
-    return frame.decode(io.BytesIO(content), name=name)
+    return transform.decode(io.BytesIO(content), name=name)
 
 
 def _plain(value: object) -> int | str | None:

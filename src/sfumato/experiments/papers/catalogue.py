@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from sfumato.experiments.papers.collection import DatasetLocator, collections
+from sfumato.experiments.datasets import Dataset, DatasetLocator, datasets
+from sfumato.experiments.papers.entries import Case, Entry, Paper, Setting, papers, read_toml
 from sfumato.experiments.papers.scale import SCALES, Scale
-from sfumato.experiments.papers.specification import Entry, Paper, papers, read_toml
 from sfumato.methods import METHODS, Method
 
 
@@ -26,57 +26,58 @@ class Item:
     data: list[str]
     methods: list[str]
     trainings: int
-    seconds: dict[str, float | None]
-    """By scale, trainings and judgements together; ``None`` where a method's cost was never measured."""
+    seconds: dict[str, float]
+    """By scale, trainings and evaluations together."""
     device: str
     status: str
     remarks: list[str]
 
     def to_json(self) -> dict[str, Any]:
+        """JSON-ready."""
         return asdict(self)
 
 
-def catalogue(shelf: DatasetLocator, *, device: str | None = None) -> list[Item]:
+def catalogue(locator: DatasetLocator, *, device: str | None = None) -> list[Item]:
     """All entries, in the papers' order."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return [_item(paper, entry, shelf, device) for paper in papers().values() for entry in paper.entries.values()]
+    return [_item(paper, entry, locator, device) for paper in papers().values() for entry in paper.entries.values()]
 
 
-def _item(paper: Paper, entry: Entry, shelf: DatasetLocator, device: str) -> Item:
-    status, remarks = state(entry, shelf)
+def _item(paper: Paper, entry: Entry, locator: DatasetLocator, device: str) -> Item:
+    status, remarks = state(entry, locator)
     scale = Scale.of("full", entry)
-    runnable = sum(1 for _, _, setting in entry.rows() if not setting.missing and (setting.method or entry.experiment))
+    runnable = sum(1 for _, _, setting in entry.rows() if not setting.missing and (setting.method or entry.computation))
     return Item(
         paper=paper.key,
         entry=entry.name,
         title=entry.title,
-        data=[collections()[name].title for name in entry.collections],
-        methods=[*entry.methods] or ([entry.experiment] if entry.experiment else []),
+        data=[datasets()[name].title for name in entry.datasets],
+        methods=[*entry.methods] or ([entry.computation] if entry.computation else []),
         trainings=runnable * scale.trainings,
-        seconds={name: cost(entry, Scale.of(name, entry), device) for name in SCALES},
+        seconds={name: cost(entry, Scale.of(name, entry), device, locator) for name in SCALES},
         device=device,
         status=status,
         remarks=remarks,
     )
 
 
-def state(entry: Entry, shelf: DatasetLocator) -> tuple[str, list[str]]:
-    """Whether it can be run here, in a few words, and what there is to say about it."""
+def state(entry: Entry, locator: DatasetLocator) -> tuple[str, list[str]]:
+    """Whether it can be run here, in a few words, and remarks on what is missing."""
     remarks = list(dict.fromkeys(setting.missing for setting in entry.settings if setting.missing))
-    runnable = [s for s in entry.settings if not s.missing and (s.method or s.baseline or entry.experiment)]
+    runnable = [s for s in entry.settings if not s.missing and (s.method or s.baseline or entry.computation)]
     if not runnable:
         return "cannot be run", remarks
     unknown = [name for name in entry.methods if name not in METHODS]
     if unknown:
         return "method not available", [*remarks, *(f"{name} is not registered" for name in unknown)]
-    if entry.experiment:
+    if entry.computation:
         return "ready", remarks
     absent = replaced = False
-    for name in dict.fromkeys([*entry.collections, *(setting.public for setting in runnable if setting.public)]):
-        found = shelf.find(name)
+    for name in dict.fromkeys([*entry.datasets, *(setting.public for setting in runnable if setting.public)]):
+        found = locator.find(name)
         absent = absent or found is None
-        replaced = replaced or (found is not None and found.asked != found.collection)
-        remark = f"{collections()[name].title} is not there" if found is None else found.remark
+        replaced = replaced or (found is not None and found.asked != found.dataset)
+        remark = f"{datasets()[name].title} is not there" if found is None else found.remark
         remarks += [remark] if remark and remark not in remarks else []
     if absent:
         return "data not available", remarks
@@ -91,40 +92,63 @@ def _costs() -> dict[str, Any]:
     return read_toml("costs.toml")
 
 
-def cost(entry: Entry, scale: Scale, device: str) -> float | None:
-    """Seconds of all trainings and judgements on this machine, from what a record in a step was measured to cost."""
+def cost(entry: Entry, scale: Scale, device: str, locator: DatasetLocator) -> float:
+    """Seconds of all trainings and evaluations on this machine, from the measured cost of a record in a step.
+
+    The dataset is the one that would be read here: a substitute counts with its own size.
+    """
     costs = _costs()
     workers = (os.cpu_count() or 1) if device == "cpu" else 1
+    if entry.computation:
+        return float(costs["computation"][entry.computation] * len(entry.cases) * len(entry.settings)) / workers
     total, known = 0.0, set()
     for case, _, setting in entry.rows():
         if setting.missing or not setting.method:
             continue
-        if setting.method not in METHODS or device not in costs["methods"].get(setting.method, {}):
-            return None
-        about = collections()[case.data]
-        records = min(number for number in (scale.records_of(case), about.records) if number is not None)
-        method = scale.method(setting, case)
-        each = costs["methods"][setting.method][device] * _work(method, records) * _pixels(about.options) / 784
-        key = (case.data, case.records, repr(method), setting.budget(case.epsilon))
-        judged = costs["judging"][device] * scale.images
-        total += scale.trainings * (judged + (0.0 if key in known else each))
+        data = _dataset_read(case, locator)
+        method, each = _training_cost(setting, case, scale, data, device)
+        key = (data.name, case.records, repr(method), setting.budget(case.epsilon))
+        evaluation = costs["evaluation"][device] * scale.images
+        total += scale.trainings * (evaluation + (0.0 if key in known else each))
         known.add(key)
     return total / workers
 
 
-def _work(method: Method, records: int) -> float:
-    """How often a training looks at a record, or at an image of its own making."""
+def _dataset_read(case: Case, locator: DatasetLocator) -> Dataset:
+    found, asked = locator.find(case.data), datasets()[case.data]
+    return found.dataset if found is not None else datasets().get(asked.substitute, asked)
+
+
+def _training_cost(setting: Setting, case: Case, scale: Scale, data: Dataset, device: str) -> tuple[Method, float]:
+    costs = _costs()["methods"]
+    records = min(number for number in (scale.records_of(case), data.records) if number is not None)
+    method = scale.method(setting, case)
+    published = f"{setting.method} {method.variant}"
+    each = costs.get(published, costs[setting.method])[device]
+    return method, each * _record_steps(method, records) * _pixels(data.options) / 784
+
+
+def _record_steps(method: Method, records: int) -> float:
+    """How often a training processes a record, or an image of its own."""
     parameters: Mapping[str, Any] = method.parameters()
-    events = method.queries()
-    asked = sum(event.sampling_rate * event.steps * records for event in events) * parameters.get("draws", 1)
-    learned = parameters.get("iterations", 0) * parameters.get("batch_size", 2 * parameters.get("fakes_per_class", 0))
     if method.variant in method.raw_variants:
         rounds = parameters.get("published_iterations", parameters.get("iterations", 0))
         return float(rounds * parameters.get("published_batch_size", parameters.get("batch_size", 1)))
-    return float(asked + (learned if "steps" not in parameters or parameters["steps"] == 1 else 0))
+    queried = sum(event.sampling_rate * event.steps * records for event in method.queries())
+    generated = parameters.get("iterations", 0) * parameters.get("batch_size", 2 * parameters.get("fakes_per_class", 0))
+    single = "steps" not in parameters or parameters["steps"] == 1
+    return float(queried * parameters.get("draws", 1) + (generated if single else 0))
 
 
 def _pixels(options: Mapping[str, Any]) -> int:
     """Numbers in an image; 28×28 grey where nothing is said."""
     side = options.get("size")
     return 3 * side * side if side else 784
+
+
+def duration_text(seconds: float) -> str:
+    """A duration in its natural unit, at most two digits after the point."""
+    for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 86_400:,.0f} days"

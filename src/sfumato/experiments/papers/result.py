@@ -1,195 +1,152 @@
-"""An entry's numbers, gathered from the files of its trainings: the paper's beside ours. NOT PRIVATE."""
+"""An entry's result: gathered from the files of its trainings, and joined with the numbers that the paper prints."""
 
 from __future__ import annotations
 
 import json
 import math
-import platform
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from sfumato.evaluation.results import NOTICE, spread
-from sfumato.experiments.papers.collection import collections
-from sfumato.experiments.papers.rows import Layout, Row
-from sfumato.experiments.papers.scale import REPETITIONS, Scale
-from sfumato.experiments.papers.specification import Entry, Paper, Value
-from sfumato.methods import Method
-from sfumato.report.metric import SYNTHETIC, scaled
-
-RESULT = "result.json"
-TORCH = torch.__version__
-OWN_DISTANCE = "own-class distance"
-_CLASSIFIERS = ("LR", "MLP", "CNN")
-_METRICS = {"fid": "FID", "inception_score": "IS", "frechet_distance": OWN_DISTANCE}
+from sfumato.experiments.datasets import datasets
+from sfumato.experiments.gather import OWN_DISTANCE, result_row
+from sfumato.experiments.papers.entries import Case, Entry, Paper, Setting, Value
+from sfumato.experiments.papers.layout import EntryRow, Layout
+from sfumato.experiments.papers.scale import Scale
+from sfumato.experiments.results import DataUsed, Measured, ResultRow, ResultSet, log_hash, provenance
 
 
-def gather(paper: Paper, entry: Entry, layout: Layout, *, scale: Scale, failed: dict[str, str]) -> dict[str, Any]:
-    """JSON-ready: one row for each setting in each case."""
-    size = {
-        "records_at_most": scale.records,
-        "images": None if entry.experiment else scale.images,
-        "trainings": scale.trainings,
-        "inception": scale.inception,
-    }
-    rows = [_measured(paper, entry, row) for row in layout.rows]
-    command = f"sfumato reproduce {paper.key} {entry.name} --scale {scale.name}"
-    head = heading(paper, entry, scale=scale.name, size=size, command=command, machine=machine(), torch=TORCH)
-    return {**head, "rows": rows, "failed": failed}
+def entry_name(paper: Paper, entry: Entry) -> str:
+    """The name of an entry in commands and result files."""
+    return f"{paper.key} {entry.name}"
 
 
-def heading(
-    paper: Paper, entry: Entry, *, scale: str, size: dict[str, Any], command: str, machine: str, torch: str
-) -> dict[str, Any]:
-    """What a result says before its rows."""
-    return {
-        "notice": NOTICE,
-        "paper": paper.key,
-        "entry": entry.name,
-        "title": entry.title,
-        "scale": scale,
-        "matches": None if scale == "full" else "nothing: the small scale shows that it runs",
-        "size": size,
-        "protocol": entry.protocol,
-        "delta": entry.delta,
-        "command": command,
-        "machine": machine,
-        "torch": torch,
-    }
-
-
-def _measured(paper: Paper, entry: Entry, row: Row) -> dict[str, Any]:
-    written = [json.loads(path.read_text()) for path in row.files if path.exists()]
-    wanted = row.setting.baseline or SYNTHETIC
-    method = row.cells[0].method if row.cells else None
-    trained = bool(written) and bool(row.setting.method)
-    return filled(
-        paper,
-        entry,
-        row,
-        found=[_values(one["measurements"], wanted) for one in written],
-        spent=[one["guarantee"]["epsilon"] for one in written] if trained else [],
-        holds=written[0].get("holds") if written else None,
-        method=method,
-        parameters=written[0].get("parameters", {}) if row.experiments and written else {},
-        megabytes=_megabytes(row),
-        seconds=_seconds(row),
+def gather(
+    paper: Paper, entry: Entry, layout: Layout, *, scale: Scale, device: str, failed: Mapping[str, str]
+) -> ResultSet:
+    """What was measured so far: a row for each setting in each case that has numbers."""
+    found = [_computed(entry, row) if row.computations else _trained(row) for row in layout.rows]
+    command = f"sfumato reproduce {entry_name(paper, entry)} --scale {scale.name}"
+    return ResultSet(
+        name=entry_name(paper, entry),
+        title=entry.title,
+        scale=scale.name,
+        provenance=provenance(command, device),
+        rows=tuple(row for row in found if row is not None),
+        failed=dict(failed),
     )
 
 
-def filled(
-    paper: Paper,
-    entry: Entry,
-    row: Row,
-    *,
-    found: Sequence[Mapping[str, float]],
-    spent: Sequence[float | None],
-    method: Method | None,
-    holds: float | None = None,
-    parameters: Mapping[str, Any] | None = None,
-    megabytes: float | None = None,
-    seconds: float | None = None,
-) -> dict[str, Any]:
-    """A row of the result: ``found`` are the numbers of each training, ``spent`` the ε of each."""
-    printed = {metric: values[row.place] for metric, values in row.setting.paper.items()}
-    names = list(entry.metrics)
-    if found and "FID" in names and "FID" not in found[0]:
-        names.insert(names.index("FID") + 1, OWN_DISTANCE)
-    values = {name: _compared(printed.get(name), [one[name] for one in found if name in one]) for name in names}
-    given = dict(parameters or {}) if method is None else {**method.parameters(), **row.look.sampling}
-    return {
-        "setting": row.setting.name,
-        "data": collections()[row.case.data].title,
-        "used": None if row.found is None else row.found.collection.title,
-        "remark": "" if row.found is None else row.found.remark,
-        "records": row.case.records,
-        "missing": row.setting.missing,
-        "method": row.setting.method or None,
-        "variant": None if method is None else method.variant,
-        "parameters": given,
-        "claimed": "–" if row.setting.baseline else _text(row.case.epsilon),
-        "holds": _holds(paper, row, holds),
-        "ran": bool(found) and not row.setting.baseline,
-        "trained": bool(spent),
-        "epsilon": None if None in spent or not spent else max(value for value in spent if value is not None),
-        "trainings": len(found),
-        "counts": {key: value for key, value in given.items() if key in REPETITIONS and spent},
-        "megabytes": megabytes,
-        "seconds": seconds,
-        "values": {name: value for name, value in values.items() if value is not None},
-    }
+def _trained(row: EntryRow) -> ResultRow | None:
+    if row.evaluated is None:
+        return None
+    found = result_row(row.evaluated, setting=row.setting.name, epsilon=row.case.epsilon, data=row.case.data)
+    return None if found is None else replace(found, data=replace(found.data, subset=row.case.records))
 
 
-def _values(measurements: list[dict[str, Any]], row: str) -> dict[str, float]:
-    """The numbers of one training by the name that papers use, in the unit they print."""
-    found = {}
-    for entry in measurements:
-        if entry["row"] != row:
-            continue
-        if entry["metric"] == "accuracy" and entry["classifier"] in _CLASSIFIERS:
-            found[entry["classifier"]] = scaled("accuracy", entry["mean"])
-        else:
-            found[_METRICS.get(entry["metric"], entry["metric"])] = scaled(entry["metric"], entry["mean"])
+def _computed(entry: Entry, row: EntryRow) -> ResultRow | None:
+    paths = [computation.file for computation in row.computations if computation.file.exists()]
+    if not paths:
+        return None
+    contents = [json.loads(path.read_text()) for path in paths]
+    values: dict[str, list[float]] = {}
+    for content in contents:
+        for measurement in content["measurements"]:
+            values.setdefault(measurement["metric"], []).append(measurement["mean"])
+    spent = [content["guarantee"]["epsilon"] for content in contents]
+    return ResultRow(
+        setting=row.setting.name,
+        data=DataUsed(row.case.data, "drawn" if datasets()[row.case.data].drawn else "none", subset=row.case.records),
+        protocol=entry.computation,
+        epsilon=row.case.epsilon,
+        delta=entry.delta,
+        unit="record",
+        method=row.setting.method or None,
+        parameters=contents[0]["parameters"],
+        spent=None if None in spent else max(spent),
+        values={name: Measured.of(found) for name, found in values.items()},
+        holds=contents[0]["holds"],
+        log_sha256=log_hash(paths),
+    )
+
+
+# Beside the paper's numbers
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A setting in a case: what the paper prints by metric, and our row, if there is one."""
+
+    paper: Paper
+    case: Case
+    setting: Setting
+    printed: Mapping[str, Value | None]
+    ours: ResultRow | None
+
+    @property
+    def title(self) -> str:
+        """The dataset, and how much of it where the paper takes a subset."""
+        title = datasets()[self.case.data].title
+        return title if self.case.records is None else f"{title}, {self.case.records} records"
+
+    @property
+    def trained(self) -> bool:
+        """Whether ours is a training, not a baseline or a computation."""
+        return self.ours is not None and self.ours.method is not None
+
+    @property
+    def claimed(self) -> str:
+        """The ε that the paper claims."""
+        return "–" if self.setting.baseline else epsilon_text(self.case.epsilon)
+
+    @property
+    def holds(self) -> str:
+        """The ε that holds for the paper's mechanism: computed for its own method, "?" where it cites others."""
+        if self.setting.baseline or math.isinf(self.case.epsilon):
+            return "–"
+        if self.setting.holds:
+            return self.setting.holds
+        if self.ours is not None and self.ours.holds is not None:
+            return f"{self.ours.holds:.3g}"
+        if self.setting.method.removesuffix("-published") != self.paper.key:
+            return "?"
+        if not self.paper.holds:
+            return "none"
+        known = self.paper.epsilon_that_holds(self.case.epsilon)
+        return "?" if known is None else epsilon_text(known)
+
+    @property
+    def spent(self) -> str:
+        """The ε on our ledgers."""
+        if self.ours is None or not self.trained:
+            return "–"
+        return "none" if self.ours.spent is None else f"{self.ours.spent:g}"
+
+    def metrics(self, entry: Entry) -> list[str]:
+        """The metrics of the entry that the paper prints or that were measured."""
+        names = list(entry.metrics)
+        measured = {} if self.ours is None else self.ours.values
+        if self.ours is not None and "FID" in names and "FID" not in measured:
+            names.insert(names.index("FID") + 1, OWN_DISTANCE)
+        return [name for name in names if self.printed.get(name) is not None or name in measured]
+
+
+def compared(paper: Paper, entry: Entry, rows: Sequence[ResultRow]) -> list[Compared]:
+    """Every setting in every case beside our rows; settings with rows of several units appear once for each."""
+    found: list[Compared] = []
+    for case, place, setting in entry.rows():
+        printed = {metric: values[place] for metric, values in setting.paper.items()}
+        own: list[Any] = [row for row in rows if _same(row, case, setting)] or [None]
+        found += [Compared(paper, case, setting, printed, row) for row in own]
     return found
 
 
-def _compared(paper: Value | None, ours: list[float]) -> dict[str, Any] | None:
-    if paper is None and not ours:
-        return None
-    mean, deviation = spread(ours) if ours else (None, None)
-    return {
-        "paper": None if paper is None else paper.mean,
-        "paper_std": None if paper is None else paper.std,
-        "mean": mean,
-        "std": deviation,
-        "values": ours,
-    }
+def _same(row: ResultRow, case: Case, setting: Setting) -> bool:
+    claimed = case.epsilon if math.isfinite(case.epsilon) else None
+    key = (row.setting, row.data.name, row.epsilon, row.data.subset)
+    return key == (setting.name, case.data, claimed, case.records)
 
 
-def _megabytes(row: Row) -> float | None:
-    if row.terms is None or not row.cells:
-        return None
-    path = row.cells[0].folder(row.terms.out) / "release" / "model.safetensors"
-    return path.stat().st_size / 1e6 if path.exists() else None
-
-
-def _seconds(row: Row) -> float | None:
-    if row.terms is None:
-        return None
-    costs = [cell.folder(row.terms.out) / "internal" / "cost.json" for cell in row.cells]
-    found = [float(json.loads(path.read_text())["seconds"]) for path in costs if path.exists()]
-    return spread(found)[0] if found else None
-
-
-def _text(value: float) -> str:
+def epsilon_text(value: float) -> str:
+    """An ε in at most six digits; ∞ where it is infinite."""
     return f"{value:g}" if math.isfinite(value) else "∞"
-
-
-def _holds(paper: Paper, row: Row, found: float | None) -> str:
-    """What the paper's ε is worth: known for its own method, not checked where it cites others."""
-    if row.setting.baseline or math.isinf(row.case.epsilon):
-        return "–"
-    if row.setting.holds:
-        return row.setting.holds
-    if found is not None:
-        return f"{found:.3g}"
-    if row.setting.method != paper.key:
-        return "?"
-    if not paper.holds:
-        return "none"
-    really = paper.really(row.case.epsilon)
-    return "?" if really is None else _text(really)
-
-
-def machine() -> str:
-    """The device that torch computes on here."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        models = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        name = models[0].partition(":")[2].strip() if models else name
-    return f"{name}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() != 1)}"

@@ -1,4 +1,4 @@
-"""Full: the paper's size. Small: seconds to minutes on a CPU, to see that it runs; it matches nothing and says so."""
+"""Full: the paper's size. Small: seconds to minutes on a CPU, a check that the entry runs; it reproduces nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sfumato.evaluation.protocols import protocol_named
-from sfumato.experiments.papers.specification import Case, Entry, Setting, small
+from sfumato.experiments.papers.entries import Case, Entry, Setting, small
 from sfumato.methods import Method
 from sfumato.methods import find as find_method
 
@@ -16,7 +16,7 @@ REPETITIONS = ("steps", "iterations", "published_iterations", "classifier_steps"
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of everything. ``records`` is the most that a collection may have; ``None`` takes all."""
+    """How much of everything. ``records`` is the most that a dataset may have; ``None`` takes all."""
 
     name: str
     records: int | None
@@ -27,6 +27,7 @@ class Scale:
 
     @classmethod
     def of(cls, name: str, entry: Entry) -> Scale:
+        """The scale of that name for an entry."""
         if name == "full":
             count = protocol_named(entry.protocol).synthetic_count
             return cls(name, None, count, entry.trainings, None, True)
@@ -36,17 +37,18 @@ class Scale:
         return cls(name, found.records, found.images, found.trainings, found.images, False)
 
     def records_of(self, case: Case) -> int | None:
+        """The number of training records in a case; ``None`` for all."""
         given = [number for number in (self.records, case.records) if number is not None]
         return min(given) if given else None
 
     def method(self, setting: Setting, case: Case, **more: Any) -> Method:
-        """The setting's method for a case; at the small scale what takes long is cut."""
+        """The setting's method for a case; at the small scale the parameters that take time are limited."""
         kind = find_method(setting.method)
         parameters = kind.configured({**setting.trained_on(case), **more}).parameters()
         if self.name == "small":
             parameters |= small().instead.get(setting.method, {})
             for key, most in small().most.get(setting.method, {}).items():
-                # What the entry compares stays as it is, so that a sweep over widths remains one.
+                # What the entry compares is kept, so that a sweep over widths remains one.
                 if key not in setting.varied(case) or key in REPETITIONS:
                     parameters[key] = min(parameters[key], most)
         return kind.configured(parameters)

@@ -1,4 +1,4 @@
-"""Entries that are no training on a collection of images: each a function of a setting and a case."""
+"""Entries that are not trainings on a dataset of images: each is a function of a setting and a case."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.experiments.papers.measures import measured
-from sfumato.experiments.papers.specification import Case, Setting, small
-from sfumato.experiments.trial import slug
+from sfumato.experiments.measures import as_measurements
+from sfumato.experiments.papers.entries import Case, Setting, small
+from sfumato.experiments.spec import slug
 from sfumato.files import private_folder, write_json
 from sfumato.privacy import Block, Budget, Plan, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
@@ -22,7 +22,7 @@ from sfumato.privacy.accounting import epsilon
 
 @dataclass(frozen=True)
 class Outcome:
-    """Numbers by metric; the ε of a training of ours, if there was one; what the paper's ε is found to be worth."""
+    """Values by metric; the ε of a training of ours, if there was one; the ε that holds for the paper's mechanism."""
 
     values: Mapping[str, float]
     parameters: Mapping[str, Any]
@@ -31,7 +31,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Computation:
     """One repetition, with its outcome in a file."""
 
     name: str
@@ -46,16 +46,19 @@ class Experiment:
 
     @property
     def file(self) -> Path:
+        """Where the outcome is kept."""
         return self.out / slug(self.setting.name) / f"epsilon-{self.case.epsilon:g}" / f"run-{self.number}.json"
 
     def finished(self) -> bool:
+        """Whether its file is there."""
         return self.file.exists()
 
-    def do(self) -> None:
-        found = EXPERIMENTS[self.name](self.setting, self.case, self.scale)
+    def run(self) -> None:
+        """Compute and write the file."""
+        found = COMPUTATIONS[self.name](self.setting, self.case, self.scale)
         private_folder(self.file.parent)
         content = {
-            "measurements": measured(dict(found.values)),
+            "measurements": as_measurements(dict(found.values)),
             "guarantee": {"epsilon": found.epsilon},
             "holds": found.holds,
             "parameters": dict(found.parameters),
@@ -64,19 +67,19 @@ class Experiment:
 
 
 def sensitivity(setting: Setting, case: Case, scale: str) -> Outcome:
-    """How far one record moves the mean that PRIVAE's table 1 is about, and what the noise of the table is worth.
+    """The sensitivity of the mean in PRIVAE's table 1, and the ε that holds for the noise of the table.
 
-    Measured on the pair of batches that moves it most: a term of several records may turn around when one of them
-    leaves, and here it does. The noise is that of an exact accountant for the claimed ε, in the table's units.
+    Measured on the worst pair of batches: a term of several records may change its sign when one of them is removed,
+    and here it does. The noise is that of an exact accountant for the claimed ε, in the table's units.
     """
     given = dict(setting.parameters)
-    terms = _terms(given)
+    terms = _mean_terms(given)
     rate, steps = given["batch"] / given["records"], int(given["steps"])
     plan = Plan.calibrated(
         (SubsampledGaussian("train", (Block("mean"),), sampling_rate=rate, steps=steps),), Budget(case.epsilon, 1e-5)
     )
     sigma = plan.events[0].noise_multiplier
-    # Terms that share a batch are one event; a term's multiplier is its noise in units of what really moves.
+    # Terms that share a batch are one event; a term's multiplier is its noise in units of its sensitivity.
     blocks = tuple(Block(term.name, sigma * term.noise / term.moved) for term in terms)
     event = SubsampledGaussian("train", blocks, sampling_rate=rate, steps=steps)
     moved = sum(term.moved for term in terms)
@@ -86,14 +89,14 @@ def sensitivity(setting: Setting, case: Case, scale: str) -> Outcome:
 
 @dataclass(frozen=True)
 class _Term:
-    """A noisy part of a mean: the noise in units of σ, and how far one record was seen to move it."""
+    """A noisy part of a mean: its noise in units of σ, and its measured sensitivity to one record."""
 
     name: str
     noise: float
     moved: float
 
 
-def _terms(given: Mapping[str, Any]) -> list[_Term]:
+def _mean_terms(given: Mapping[str, Any]) -> list[_Term]:
     batch, groups, clip = int(given["batch"]), int(given["groups"]), float(given["clip"])
     everyone = torch.arange(batch)
     without = everyone[:-1]
@@ -102,16 +105,16 @@ def _terms(given: Mapping[str, Any]) -> list[_Term]:
         return float((mean(everyone) - mean(without)).norm())
 
     def turning(rows: Tensor) -> Tensor:
-        """ψ: what several records say together, one way with the last record and the other way without."""
+        """ψ: the joint term of several records; its sign depends on whether the last record is present."""
         sign = 1.0 if batch - 1 in rows else -1.0
         return sign * torch.eye(8, dtype=torch.float64)[0]
 
     match given["aggregation"]:
-        case "micro":  # each record's clipped share holds the term of the whole batch
+        case "micro":  # each record's clipped contribution contains the term of the whole batch
             return [_Term("all", clip, difference(lambda rows: clip * len(rows) * turning(rows) / batch))]
-        case "batch":  # the whole batch has one vector
+        case "batch":  # one clipped vector for the whole batch
             return [_Term("all", clip, difference(lambda rows: clip * turning(rows)))]
-        case "term-wise":  # each record's own vector, and one for each group; the group of the last record turns
+        case "term-wise":  # one vector per record and one per group; the group of the last record changes its sign
             kappa, group_clip = float(given["kappa"]), float(given["group_clip"])
             own = difference(lambda rows: clip * turning(everyone) * len(rows) / batch)
             shared = difference(lambda rows: group_clip * turning(rows[groups - 1 :: groups]) / groups)
@@ -124,7 +127,7 @@ def _terms(given: Mapping[str, Any]) -> list[_Term]:
 
 
 def pinwheel(setting: Setting, case: Case, scale: str) -> Outcome:
-    """PRIVAE on 400 points in four spiral arms: do the codes fall into the prior's four clusters?"""
+    """PRIVAE on 400 points in four spiral arms: agreement of the codes with the prior's four clusters."""
     from sfumato.methods import find
     from sfumato.privacy import PrivateRecords
 
@@ -164,4 +167,4 @@ def _agreement(found: np.ndarray, arms: np.ndarray) -> float:
     return float(adjusted_rand_score(arms, found))
 
 
-EXPERIMENTS: dict[str, Callable[[Setting, Case, str], Outcome]] = {"sensitivity": sensitivity, "pinwheel": pinwheel}
+COMPUTATIONS: dict[str, Callable[[Setting, Case, str], Outcome]] = {"sensitivity": sensitivity, "pinwheel": pinwheel}

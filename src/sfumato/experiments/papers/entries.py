@@ -1,16 +1,15 @@
-"""What a table or figure of a paper is, in data: cases × settings, what the paper prints, what is needed to run it."""
+"""The papers' tables and figures as data: cases × settings, what the paper prints, what is needed to run it."""
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any
 
-Kind = TypeVar("Kind")
+from sfumato.experiments.spec import from_table, hint
 
 PAPERS = ("dp2-vae", "privae", "dp-lflow", "dpaf", "dppm")
 
@@ -25,7 +24,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Case:
-    """A collection, the ε that the paper claims on it, and of how many records where it takes a part."""
+    """A dataset, the ε that the paper claims on it, and the number of records where it takes a subset."""
 
     data: str
     epsilon: float
@@ -36,10 +35,11 @@ class Case:
 class Setting:
     """One row of the table: a configured method, or numbers of others that the paper cites.
 
-    ``parameters`` are trained with, ``sampling`` only changes how images are drawn, and so shares the training of the
-    setting without it. Both have a form for each collection, and parameters also for each claimed ε. ``budgets`` is the
-    ε to train under where it is not the claimed one: a published noise costs what it costs. ``baseline`` is a row that
-    every evaluation measures. ``paper`` gives, for each metric, one value for each case.
+    ``parameters`` are those of the training; ``sampling`` only changes how images are sampled, and so shares the
+    training of the setting without it. Both can be given for single datasets (``_on``), parameters also for a claimed ε
+    (``_at``). ``budgets`` is the ε to train under where it is not the claimed one: a published noise costs what it
+    costs. ``baseline`` is a row that every evaluation measures. ``paper`` gives, for each metric, one value for each
+    case.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Setting:
     budgets: Mapping[str, float] = field(default_factory=dict)
     baseline: str = ""
     public: str = ""
-    """A public collection whose place goes into the method's parameter of that name."""
+    """A public dataset whose path becomes the method's parameter ``public``."""
     paper: Mapping[str, tuple[Value | None, ...]] = field(default_factory=dict)
     holds: str = ""
     """What to say of the ε that holds, where it is not that of the paper's own method."""
@@ -67,14 +67,15 @@ class Setting:
         return {"variant": self.variant, **self.start, **self.varied(case), **self.parameters_on.get(case.data, {})}
 
     def varied(self, case: Case) -> dict[str, Any]:
-        """The parameters that make this setting another than its neighbours."""
+        """The parameters in which this setting differs from the others."""
         return {**self.parameters, **self.parameters_at.get(f"{case.epsilon:g}", {})}
 
-    def drawn_on(self, case: Case) -> dict[str, Any]:
-        """The parameters that drawing changes after a training in this case."""
+    def sampled_on(self, case: Case) -> dict[str, Any]:
+        """The parameters that only sampling uses in this case."""
         return {**self.sampling, **self.sampling_on.get(case.data, {})}
 
     def budget(self, claimed: float) -> float:
+        """The ε to train under."""
         return self.budgets.get(f"{claimed:g}", claimed)
 
 
@@ -101,18 +102,20 @@ class Entry:
     measures: tuple[str, ...] = ("protocol",)
     shows: tuple[str, ...] = ()
     """Metrics to report where the paper prints no numbers."""
-    experiment: str = ""
-    """For what is no training of a registered method on images: the name of a function in ``experiments``."""
+    computation: str = ""
+    """For what is not a training of a registered method on images: the name of a function in ``computed``."""
     figure: Figure | None = None
     missing: str = ""
     note: str = ""
 
     @property
     def methods(self) -> tuple[str, ...]:
+        """The registered methods that it trains."""
         return tuple(dict.fromkeys(setting.method for setting in self.settings if setting.method))
 
     @property
-    def collections(self) -> tuple[str, ...]:
+    def datasets(self) -> tuple[str, ...]:
+        """The datasets of its cases."""
         return tuple(dict.fromkeys(case.data for case in self.cases))
 
     @property
@@ -143,8 +146,8 @@ class Paper:
     holds: Mapping[str, float] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def really(self, claimed: float) -> float | None:
-        """The ε of the mechanism that claims this one, if it was computed."""
+    def epsilon_that_holds(self, claimed: float) -> float | None:
+        """The ε of the mechanism for which the paper claims this one, if it was computed."""
         return self.holds.get(f"{claimed:g}")
 
 
@@ -166,12 +169,13 @@ class Small:
 @cache
 def papers() -> dict[str, Paper]:
     """All papers by their key, in the order of the catalogue."""
-    return {key: _paper(key, read_toml(f"papers/{key}.toml")) for key in PAPERS}
+    return {key: _paper(key, read_toml(f"{key}.toml")) for key in PAPERS}
 
 
 @cache
 def small() -> Small:
-    return built(Small, read_toml("small.toml"), "small.toml")
+    """The limits of the small scale."""
+    return from_table(Small, read_toml("small.toml"), "small.toml")
 
 
 def find(paper: str, entry: str) -> tuple[Paper, Entry]:
@@ -185,27 +189,27 @@ def find(paper: str, entry: str) -> tuple[Paper, Entry]:
 
 
 def read_toml(name: str) -> dict[str, Any]:
-    """A file of this room."""
+    """The tables of a file of this package."""
     return tomllib.loads(files("sfumato.experiments.papers").joinpath(name).read_text(encoding="utf-8"))
 
 
 def _paper(key: str, data: dict[str, Any]) -> Paper:
     presets = data.get("presets", {})
     entries = {name: _entry(f"{key} {name}", name, dict(table), presets) for name, table in data.pop("entries").items()}
-    return built(Paper, {"key": key, "entries": entries, **data}, key)
+    return from_table(Paper, {"key": key, "entries": entries, **data}, key)
 
 
 def _entry(where: str, name: str, table: dict[str, Any], presets: Mapping[str, Any]) -> Entry:
     table["name"] = name
-    table["cases"] = tuple(built(Case, case, where) for case in table["cases"])
+    table["cases"] = tuple(from_table(Case, case, where) for case in table["cases"])
     cases = len(table["cases"])
     table["settings"] = tuple(_setting(dict(found), where, cases, presets) for found in table["settings"])
     for key in ("measures", "shows"):
         if key in table:
             table[key] = tuple(table[key])
     if "figure" in table:
-        table["figure"] = built(Figure, table["figure"], where)
-    return built(Entry, table, where)
+        table["figure"] = from_table(Figure, table["figure"], where)
+    return from_table(Entry, table, where)
 
 
 def _setting(table: dict[str, Any], where: str, cases: int, presets: Mapping[str, Any]) -> Setting:
@@ -220,7 +224,7 @@ def _setting(table: dict[str, Any], where: str, cases: int, presets: Mapping[str
         if len(values) != cases:
             raise ValueError(f"{where}: {metric} has {len(values)} values for {cases} cases")
         paper[metric] = tuple(_value(value) for value in values)
-    return built(Setting, {**table, "paper": paper}, where)
+    return from_table(Setting, {**table, "paper": paper}, where)
 
 
 def _value(value: Any) -> Value | None:
@@ -228,16 +232,3 @@ def _value(value: Any) -> Value | None:
     if value == "-":
         return None
     return Value(*map(float, value)) if isinstance(value, list) else Value(float(value))
-
-
-def built(kind: type[Kind], values: Mapping[str, Any], where: str) -> Kind:
-    known = {entry.name for entry in fields(kind)}  # type: ignore[arg-type]
-    for key in values:
-        if key not in known:
-            raise ValueError(f"{where}: {kind.__name__.lower()} has no {key!r}; {hint(key, known)}")
-    return kind(**values)
-
-
-def hint(name: str, known: Mapping[str, Any] | set[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"

@@ -1,0 +1,94 @@
+"""``sfumato inspect``: what a collection holds, and the command to run next. For internal use."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sfumato.cli.console import ProgressBar, print_json, print_table, say, warn
+from sfumato.cli.options import Collection, Json, ReadingOptions, label_set
+
+if TYPE_CHECKING:
+    from sfumato.data.inspection import Inspection
+
+NOTICE = "INTERNAL: these are private facts about the collection. Do not publish them."
+
+
+def inspect(data: Collection, *, reading: ReadingOptions, as_json: Json = False) -> None:
+    """Show what a collection holds, and the command to run next. INTERNAL: everything it prints is private."""
+    from sfumato.data.inspection import inspect as inspect_collection
+    from sfumato.data.source import Selection
+
+    names = label_set(reading.classes)
+    selection = Selection(
+        image_column=reading.image_column,
+        label_column=reading.label_column,
+        person_column=reading.person_column,
+        person_file=reading.persons,
+        person_pattern=reading.person_pattern,
+        labelled=not reading.no_labels,
+        classes=tuple(map(str, range(names))) if isinstance(names, int) else names,
+        split=reading.split,
+    )
+    with ProgressBar() as progress:
+        progress.report("reading the images", 0, 0)
+        found = inspect_collection(data, selection, report=lambda done: progress.report("reading the images", done, 0))
+    command = next_command(data, found, reading)
+    if as_json:
+        return print_json({"notice": NOTICE, **found.to_json(), "next_command": command})
+    _say(found)
+    say(f"\nNext: {command}")
+    return warn(NOTICE)
+
+
+def next_command(data: Path, found: Inspection, reading: ReadingOptions) -> str:
+    """A training command that fits what was found."""
+    words = ["sfumato", "train", str(data), "--method", "dp-merf", "--epsilon", "1", "--out", "run"]
+    if reading.size or found.suggested_size:
+        words += ["--size", str(reading.size or found.suggested_size)]
+    if reading.colour or found.suggested_colour:
+        words += ["--colour", str(reading.colour or found.suggested_colour)]
+    if reading.classes is not None:
+        words += ["--classes", reading.classes]
+    elif found.declared_classes is None and not reading.no_labels and found.labels:
+        words += ["--classes", _suggested_classes(found)]
+    for option in ("image_column", "label_column", "person_column", "persons", "person_pattern"):
+        if (value := getattr(reading, option)) is not None:
+            words += ["--" + option.replace("_", "-"), str(value)]
+    flags = {"--no-labels": reading.no_labels, "--skip-bad": found.bad_images > 0}
+    words += [flag for flag, wanted in flags.items() if wanted]
+    if found.unlabelled and not reading.no_labels:
+        words += ["--missing-labels", "leave out"]
+    return shlex.join(words)
+
+
+def _suggested_classes(found: Inspection) -> str:
+    if all(name.isdecimal() for name in found.labels):
+        return str(max(int(name) for name in found.labels) + 1)
+    return ",".join(f'"{name}"' if "," in name else name for name in sorted(found.labels))
+
+
+def _say(found: Inspection) -> None:
+    parts = f", with the parts {', '.join(found.splits)}" if found.splits else ""
+    say(f"format: {found.format}{parts}")
+    say(f"images: {found.images:,} that can be read, {found.bad_images:,} that cannot")
+    sizes = [f"{n:,} of {h} × {w}" for (h, w), n in found.sizes.most_common(5)]
+    more = len(found.sizes) - len(sizes)
+    say(f"sizes (height × width): {'; '.join(sizes)}" + (f"; and {more:,} other sizes" if more > 0 else ""))
+    say(f"colours: {'; '.join(f'{n:,} {name}' for name, n in found.colours.most_common())}")
+    if found.persons:
+        most = max(found.persons.values())
+        say(f"persons: {len(found.persons):,}, with up to {most:,} images each; the guarantee will hold per person")
+    else:
+        say("persons: none are named; if one person can have several images, name them (--persons, --person-pattern)")
+    if found.labels:
+        print_table(("class", "images"), [(name, f"{count:,}") for name, count in sorted(found.labels.items())])
+    if found.declared_classes is None and found.labels:
+        say("The label set becomes public: declare it with --classes, also those classes that have no image.")
+    if found.unlabelled:
+        say(f"{found.unlabelled:,} images have no label")
+    for line in found.bad:
+        say(f"bad: {line}")
+    if found.burned_in:
+        warn(f"{found.burned_in:,} DICOM files say that text is burned into the image; it may name patients. Mask it.")

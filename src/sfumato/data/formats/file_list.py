@@ -1,0 +1,70 @@
+"""A CSV file that lists images: a column with paths, one with labels and, if there is one, one with persons."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from sfumato.data.errors import BadInput, parsing
+from sfumato.data.formats.files import load_image
+from sfumato.data.source import Record, Selection, files_fingerprint
+
+_IMAGE_COLUMNS = ("file", "path", "image", "filename")
+_MALFORMED = "the list of files is not a CSV file"
+_ADVICE = "Save it as UTF-8 text with commas and column names in the first line."
+
+
+class FileList:
+    """Paths are relative to the folder of the list and stay inside it."""
+
+    classes: tuple[str, ...] | None = None
+
+    def __init__(self, path: Path, selection: Selection) -> None:
+        self._path, self.root = path, path.parent
+        names = self._names()
+        usual = next((name for name in _IMAGE_COLUMNS if name in names), None)
+        self._image = _column(selection.image_column or usual, names, "image-column")
+        self._label = _column(selection.label_column or "label", names, "label-column") if selection.labelled else None
+        person = selection.person_column
+        self._person = None if person is None else _column(person, names, "person-column")
+
+    def _names(self) -> list[str]:
+        with parsing(_MALFORMED, advice=_ADVICE), self._path.open(newline="", encoding="utf-8-sig") as file:
+            return list(csv.DictReader(file).fieldnames or [])
+
+    def fingerprint(self) -> str:
+        """Of the list and of every file in it."""
+        root = self._path.parent
+        files = [root / record.name for record in self.records()]
+        return files_fingerprint([self._path, *(file for file in files if file.is_file())])
+
+    def records(self) -> Iterator[Record]:
+        """The images in the order of the list."""
+        root = str(self._path.parent)
+        with parsing(_MALFORMED, advice=_ADVICE), self._path.open(newline="", encoding="utf-8-sig") as file:
+            for row in csv.DictReader(file):
+                name = os.path.normpath((row[self._image] or "").strip())
+                yield Record(
+                    load=partial(load_image, root, name),
+                    label=None if self._label is None else _label(row[self._label]),
+                    person=None if self._person is None else (row[self._person] or "").strip() or None,
+                    name=name,
+                    file=name,
+                )
+
+
+def _column(name: str | None, names: list[str], option: str) -> str:
+    if name is None or names.count(name) != 1:
+        raise BadInput(
+            f"the list of files has no single column {name!r}" if name else "the list of files has no column of paths",
+            advice=f"Name the column with --{option}. Columns: {', '.join(names[:20]) or 'none'}.",
+        )
+    return name
+
+
+def _label(text: str | None) -> int | str | None:
+    text = (text or "").strip()
+    return int(text) if text.isdecimal() else text or None

@@ -1,0 +1,139 @@
+"""What a collection holds: for those who may see it, before it is used. Everything here is private."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfumato.data.decode import ImageTransform
+from sfumato.data.errors import BadInput, from_system
+from sfumato.data.formats.files import burned_in_text
+from sfumato.data.formats.folder import folder_splits
+from sfumato.data.formats.idx import splits as idx_splits
+from sfumato.data.formats.npz import npz_splits
+from sfumato.data.persons import Persons
+from sfumato.data.reader import Reading, open_source, recognise, silent_decoders
+from sfumato.data.source import Record, Selection
+
+_NAMED_AT_MOST = 100
+_USUAL_SIZES = (28, 32, 64)
+
+
+@dataclass
+class Inspection:
+    """What was found. ``sizes`` counts (height, width); ``bad`` names records and the rules they break."""
+
+    format: str
+    splits: tuple[str, ...]
+    declared_classes: tuple[str, ...] | None
+    images: int = 0
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    colours: Counter[str] = field(default_factory=Counter)
+    labels: Counter[str] = field(default_factory=Counter)
+    unlabelled: int = 0
+    persons: Counter[int] = field(default_factory=Counter)
+    burned_in: int = 0
+    bad: list[str] = field(default_factory=list)
+    bad_images: int = 0
+
+    @property
+    def suggested_size(self) -> int | None:
+        """A size to resize to; ``None`` where all images are small squares of one size."""
+        if not self.sizes:
+            return None
+        if len(self.sizes) == 1:
+            (height, width) = next(iter(self.sizes))
+            if height == width <= max(_USUAL_SIZES):
+                return None
+        smallest = min(min(size) for size in self.sizes)
+        return max((size for size in _USUAL_SIZES if size <= smallest), default=_USUAL_SIZES[0])
+
+    @property
+    def suggested_colour(self) -> str | None:
+        """``grey`` where no image has colour, ``rgb`` where some have; ``None`` where nothing needs conversion."""
+        if set(self.colours) <= {"grey"} or set(self.colours) <= {"colour"}:
+            return None
+        return "rgb" if "colour" in self.colours else "grey"
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, with counts as objects."""
+        return {
+            "format": self.format,
+            "splits": list(self.splits),
+            "declared_classes": None if self.declared_classes is None else list(self.declared_classes),
+            "images": self.images,
+            "sizes": [{"height": h, "width": w, "images": n} for (h, w), n in self.sizes.most_common()],
+            "colours": dict(self.colours),
+            "labels": dict(sorted(self.labels.items())),
+            "unlabelled": self.unlabelled,
+            "persons": len(self.persons),
+            "most_images_per_person": max(self.persons.values(), default=None),
+            "burned_in_annotations": self.burned_in,
+            "bad_images": self.bad_images,
+            "bad": self.bad,
+        }
+
+
+def inspect(path: str | Path, selection: Selection, *, report: Callable[[int], None] = lambda done: None) -> Inspection:
+    """Read every image of a collection and count what is there.
+
+    Args:
+        path: The collection.
+        selection: Which columns and which part to read.
+        report: Called with the number of images that were read so far.
+    """
+    path = Path(path)
+    reading = Reading(ImageTransform(), selection, format=None, skip_bad=False, infer_classes=False)
+    try:
+        with silent_decoders():
+            kind = recognise(path)
+            source = open_source(path, reading)
+            found = Inspection(kind, _splits(path, kind), source.classes)
+            persons = Persons(selection)
+            for done, record in enumerate(source.records(), start=1):
+                _count(record, found, persons, root=getattr(source, "root", None))
+                report(done)
+    except OSError as error:
+        raise from_system(error).shown(internal=True) from None
+    return found
+
+
+def _splits(path: Path, kind: str) -> tuple[str, ...]:
+    readers: dict[str, Callable[[Path], Any]] = {"folder": folder_splits, "npz": npz_splits}
+    if path.is_dir():
+        readers["idx"] = idx_splits
+    return tuple(readers[kind](path)) if kind in readers else ()
+
+
+def _count(record: Record, found: Inspection, persons: Persons, *, root: Path | None) -> None:
+    try:
+        pixels = record.load(ImageTransform())
+        person = persons.number(record)
+    except BadInput as error:
+        found.bad_images += 1
+        if len(found.bad) < _NAMED_AT_MOST:
+            found.bad.append(f"{record.name}: {error.rule}")
+        return
+    found.images += 1
+    found.sizes[pixels.shape[1], pixels.shape[2]] += 1
+    found.colours[_colour(pixels)] += 1
+    if record.label is None or record.label == "":
+        found.unlabelled += 1
+    else:
+        found.labels[str(record.label)] += 1
+    if person is not None:
+        found.persons[person] += 1
+    if root is not None and record.file is not None and burned_in_text(root, record.file):
+        found.burned_in += 1
+
+
+def _colour(pixels: np.ndarray) -> str:
+    if len(pixels) == 1:
+        return "grey"
+    same = np.array_equal(pixels[0], pixels[1]) and np.array_equal(pixels[1], pixels[2])
+    return "grey stored as colour" if same else "colour"

@@ -1,0 +1,91 @@
+"""Whose image it is: from the collection itself, from a CSV file beside it, or from a pattern on file names."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from sfumato.data.errors import BadInput, parsing
+from sfumato.data.source import Record, Selection
+
+_NO_PERSON = "an image names no person"
+_FILL = "Name a person for every image, or leave such records out with skip_bad=True (--skip-bad)."
+
+
+class Persons:
+    """Numbers the persons of a collection 0, 1, … in the order of their first image; the names are not kept."""
+
+    def __init__(self, selection: Selection) -> None:
+        given = [selection.person_column, selection.person_file, selection.person_pattern]
+        if sum(value is not None for value in given) > 1:
+            raise BadInput(
+                "persons are named in more than one way",
+                advice="Give one of --person-column, --persons and --person-pattern "
+                "(person_column, person_file, person_pattern).",
+            )
+        self._numbers: dict[int | str, int] = {}
+        self._required = any(value is not None for value in given)
+        self._by_file = None if selection.person_file is None else _read_file(selection.person_file)
+        self._pattern = None if selection.person_pattern is None else _compiled(selection.person_pattern)
+
+    def number(self, record: Record) -> int | None:
+        """The number of the record's person; ``None`` where the collection names no persons."""
+        person = self._person(record)
+        if person is None:
+            if self._required:
+                raise BadInput(_NO_PERSON, advice=_FILL, detail=record.name)
+            return None
+        return self._numbers.setdefault(person, len(self._numbers))
+
+    def _person(self, record: Record) -> int | str | None:
+        if self._by_file is None and self._pattern is None:
+            return record.person
+        if record.file is None:
+            raise BadInput(
+                "the images of this collection have no file names",
+                advice="--persons and --person-pattern are for image folders and lists of files; a table or an npz "
+                "file names persons in a column (--person-column).",
+            )
+        if self._by_file is not None:
+            return self._by_file.get(record.file, self._by_file.get(Path(record.file).name))
+        if self._pattern is not None and (match := self._pattern.search(Path(record.file).name)):
+            return match[1] if self._pattern.groups else match[0]
+        return None
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise BadInput(
+            f"the person pattern is not a regular expression: {error}",
+            advice=r"An example: --person-pattern '^(\w+)_' takes what stands before the first underscore.",
+        ) from None
+
+
+def _read_file(path: Path) -> Mapping[str, str]:
+    """From a file's name, or its path in the collection, to a person: the columns ``file`` and ``person``."""
+    found: dict[str, str] = {}
+    with (
+        parsing("the file of persons is not a CSV file", advice="Save it as UTF-8 text with commas.", name=path.name),
+        path.open(newline="", encoding="utf-8-sig") as file,
+    ):
+        rows = csv.DictReader(file)
+        if not {"file", "person"} <= set(rows.fieldnames or ()):
+            raise BadInput(
+                "the file of persons has no columns 'file' and 'person'",
+                advice="Its first line must name them: file,person",
+            )
+        for row in rows:
+            name, person = (row["file"] or "").strip(), (row["person"] or "").strip()
+            if not name or not person:
+                continue
+            if found.setdefault(name, person) != person:
+                raise BadInput(
+                    "the file of persons gives one image two persons",
+                    advice="Name each file once, by its path inside the collection where names repeat.",
+                    detail=name,
+                )
+    return found

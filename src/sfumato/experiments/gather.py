@@ -1,0 +1,139 @@
+"""Result rows, gathered from the files that trials leave behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sfumato.experiments.results import DataUsed, Measured, ResultRow, log_hash
+from sfumato.experiments.spec import Conditions, SamplingVariant, TrainingSpec
+from sfumato.experiments.training import baselines_file, evaluation_file
+
+SYNTHETIC = "synthetic"
+PLAIN = SamplingVariant()
+OWN_DISTANCE = "own-class distance"
+_NAMES = {"fid": "FID", "kid": "KID × 1000", "inception_score": "IS", "label_agreement": "label agreement"}
+_FACTORS = {"accuracy": 100.0, "label_agreement": 100.0, "kid": 1000.0}
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The trainings of one setting, and the sampling variant and protocol that are reported.
+
+    ``baseline`` is the name of a baseline row to report in place of the trainings.
+    """
+
+    conditions: Conditions
+    trainings: tuple[TrainingSpec, ...]
+    variant: SamplingVariant = PLAIN
+    protocol: int = 0
+    baseline: str = ""
+
+    @property
+    def files(self) -> list[Path]:
+        """Where the numbers of each training are written."""
+        if self.baseline:
+            return [baselines_file(self.conditions, self.protocol)]
+        name = evaluation_file(self.variant, self.conditions, self.protocol)
+        return [folder / "internal" / name for folder in self.folders]
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folder of each training."""
+        return [training.folder(self.conditions.out) for training in self.trainings]
+
+
+def result_row(evaluated: Evaluated, *, setting: str, epsilon: float, data: str = "") -> ResultRow | None:
+    """Everything measured about a setting; ``None`` before its first evaluation. ``data`` is the name asked for."""
+    written = [path for path in evaluated.files if path.exists()]
+    if not written:
+        return None
+    contents = [json.loads(path.read_text()) for path in written]
+    wanted = evaluated.baseline or SYNTHETIC
+    conditions, spec = evaluated.conditions, evaluated.conditions.evaluations[evaluated.protocol]
+    method = evaluated.trainings[0].method if evaluated.trainings else None
+    parameters = {} if method is None else {**method.parameters(), **evaluated.variant.parameters}
+    costs = [found for path in written if (found := read_json(path.parent / "cost.json")) and method is not None]
+    logs = [part for path in written for part in (path, path.parent / "cost.json", path.parents[1] / "ledger.jsonl")]
+    return ResultRow(
+        setting=setting,
+        data=_data_used(evaluated, contents, data),
+        protocol=spec.protocol,
+        epsilon=epsilon if math.isfinite(epsilon) else None,
+        delta=conditions.delta,
+        unit=conditions.unit,
+        method=None if method is None else method.name,
+        variant=None if method is None else method.variant,
+        parameters=json.loads(json.dumps(parameters)),
+        spent=None if method is None else _spent(contents),
+        images=spec.images,
+        values=_values(contents, wanted, by_seed=bool(evaluated.baseline)),
+        seconds=_mean(costs, "seconds"),
+        peak_memory=_mean(costs, "peak_memory"),
+        megabytes=None if method is None else _megabytes(evaluated.folders[0]),
+        log_sha256=log_hash(logs),
+    )
+
+
+def _values(contents: Sequence[Mapping[str, Any]], row: str, *, by_seed: bool) -> dict[str, Measured]:
+    """Each metric in the unit in which papers print it; a baseline's values are those of its classifier seeds."""
+    found: dict[str, list[float]] = {}
+    for content in contents:
+        for entry in content["measurements"]:
+            if entry["row"] != row:
+                continue
+            values = entry["values"] if by_seed else [entry["mean"]]
+            factor = _FACTORS.get(entry["metric"], 1.0)
+            found.setdefault(metric_name(entry), []).extend(factor * value for value in values)
+    return {name: Measured.of(values) for name, values in found.items()}
+
+
+def metric_name(entry: Mapping[str, Any]) -> str:
+    """A metric as papers call it: an accuracy by its classifier."""
+    if entry["metric"] == "accuracy":
+        return str(entry["classifier"])
+    if entry["metric"] == "frechet_distance":
+        return OWN_DISTANCE
+    name = _NAMES.get(entry["metric"], entry["metric"])
+    features = entry.get("features")
+    own = features is not None and not features["name"].startswith("inception")
+    return f"own-class {name}" if own else str(name)
+
+
+def _data_used(evaluated: Evaluated, contents: Sequence[Mapping[str, Any]], asked: str) -> DataUsed:
+    data = evaluated.conditions.data
+    facts = read_json(evaluated.folders[0] / "internal" / "data.json") if evaluated.trainings else None
+    counts = contents[0].get("counts") or {}
+    return DataUsed(
+        name=asked or data.name,
+        split="drawn" if data.drawn else data.split or "not stated",
+        records=facts["records"] if facts else counts.get("real_train"),
+        test_records=facts["test_records"] if facts else counts.get("real_test"),
+        sha256=facts["sha256"] if facts else contents[0].get("data_sha256"),
+        remark=data.remark,
+    )
+
+
+def _spent(contents: Sequence[Mapping[str, Any]]) -> float | None:
+    spent = [content["guarantee"]["epsilon"] for content in contents]
+    return None if None in spent else max(spent)
+
+
+def _mean(costs: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    return statistics.fmean(float(cost[key]) for cost in costs) if costs else None
+
+
+def _megabytes(folder: Path) -> float | None:
+    path = folder / "release" / "model.safetensors"
+    return path.stat().st_size / 1e6 if path.exists() else None
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The content of a JSON file, if it exists."""
+    found: dict[str, Any] | None = json.loads(path.read_text()) if path.is_file() else None
+    return found

@@ -1,0 +1,158 @@
+"""``docs/reproduction.md``: the state of all entries, made from result files and the papers' entries alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sfumato.experiments.datasets import datasets
+from sfumato.experiments.papers.entries import Entry, Paper, papers
+from sfumato.experiments.papers.result import Compared, compared, entry_name
+from sfumato.experiments.papers.scale import SCALES
+from sfumato.experiments.results import ResultSet
+from sfumato.report.papers import agreement, caption, number
+
+_HEADINGS = ("data", "unit", "setting", "paper's ε", "… holds at", "our ε", "trainings")
+
+_HEAD = """# The papers' tables and figures
+
+    sfumato reproduce list                                    # all {count}: cost here, and whether it runs
+    sfumato reproduce dp-lflow table-1 --data DATA            # the paper's size
+    sfumato reproduce dp-lflow table-1 --data DATA --scale small    # a check that it runs
+    sfumato reproduce page                                    # writes this page from docs/results
+
+An entry is data: a TOML file for each paper in `src/sfumato/experiments/papers/`. `DATA` is the folder with the
+datasets, each in a folder of its name: `mnist` and `fashion-mnist` (idx files), `celeba` (parquet files);
+`--data NAME=TRAIN,TEST` names one that is kept elsewhere. An entry that was stopped continues when the same command is
+given again; `--results docs/results` writes its numbers where this page reads them.
+
+**How to read the numbers.** *paper* is what the paper prints; *ours* is measured here, with the standard deviation over
+the trainings. *paper's ε* is what its authors claim, *… holds at* the ε of the mechanism they describe, *our ε* the one
+on the ledgers of the trainings beside it; ? was not checked, ∞ is without noise. Trainings that protect a person and
+trainings that protect an image are never averaged together: the unit has a column.
+**Numbers of the small scale reproduce nothing**: they show that the entry runs. At full scale *equal* means within two
+deviations, 2 points, 0.03 of a share or 10 of FID. A row that is ~~struck through~~ is superseded, for the reason given
+above its table. All of it is computed from real test images and is NOT PRIVATE.
+"""
+
+
+def page(results: Mapping[str, ResultSet]) -> str:
+    """The page, from result files by the name of their entry and their scale (``dp-lflow table-1 full``)."""
+    known = papers()
+    count = sum(len(paper.entries) for paper in known.values())
+    states = {
+        entry_name(paper, entry): _state(paper, entry, results)
+        for paper in known.values()
+        for entry in paper.entries.values()
+    }
+    numbers = {state: sum(found == state for found in states.values()) for state in set(states.values())}
+    parts = [_HEAD.format(count=count)]
+    parts.append(
+        f"**State.** {count} entries; {numbers.get('full', 0)} run at full scale, {numbers.get('part', 0)} in part, "
+        f"{numbers.get('small', 0)} at small scale only, {numbers.get('', 0)} not run.\n"
+    )
+    rows = [
+        (f"`{name}`", paper.entries[name.split()[1]].title, _words(state), _reasons(paper.entries[name.split()[1]]))
+        for paper in known.values()
+        for name, state in states.items()
+        if name.split()[0] == paper.key
+    ]
+    parts.append(table(("entry", "what", "state", "remarks"), rows))
+    parts.append("## The ε that hold\n")
+    parts.append(
+        table(("paper", "claimed → holds", "because"), [(p.name, _holds(p), p.reason) for p in known.values()])
+    )
+    for paper in known.values():
+        own = [_section(paper, entry, results) for entry in paper.entries.values()]
+        if any(own):
+            parts.append(f"## {paper.name}\n")
+            parts += [text for text in own if text]
+    return "\n".join(parts)
+
+
+def by_entry(results: Sequence[ResultSet]) -> dict[str, ResultSet]:
+    """The papers' results, by entry and scale."""
+    return {f"{result.name} {result.scale}": result for result in results if " " in result.name}
+
+
+def _state(paper: Paper, entry: Entry, results: Mapping[str, ResultSet]) -> str:
+    name = entry_name(paper, entry)
+    full = results.get(f"{name} full")
+    if full is None:
+        return "small" if f"{name} small" in results else ""
+    rows = compared(paper, entry, full.rows)
+    wanted = [row for row in rows if row.setting.method or row.setting.baseline or entry.computation]
+    return "full" if all(row.ours is not None for row in wanted) else "part"
+
+
+def _words(state: str) -> str:
+    return {"full": "full scale", "part": "full scale, in part", "small": "small scale"}.get(state, "not run")
+
+
+def _reasons(entry: Entry) -> str:
+    reasons = list(dict.fromkeys(setting.missing for setting in entry.settings if setting.missing))
+    absent = [datasets()[name] for name in entry.datasets if datasets()[name].substitute]
+    reasons += [f"{found.title} → {datasets()[found.substitute].title}" for found in absent]
+    return "; ".join(reasons)
+
+
+def _holds(paper: Paper) -> str:
+    return ", ".join(f"{claimed} → {really:g}" for claimed, really in paper.holds.items()) or "none"
+
+
+def _section(paper: Paper, entry: Entry, results: Mapping[str, ResultSet]) -> str:
+    """The numbers of the largest scale that was run."""
+    name = entry_name(paper, entry)
+    found = [results[f"{name} {scale}"] for scale in SCALES if f"{name} {scale}" in results]
+    if not found:
+        return ""
+    result = found[-1]
+    title = f"### {paper.name}, {entry.name.replace('-', ' ')}: {entry.title}"
+    title += " (small scale)" if result.scale == "small" else ""
+    made = result.provenance
+    facts = [
+        f"`sfumato reproduce {name} --scale {result.scale} --data DATA`",
+        f"Measured on {made.device}, torch {made.versions.get('torch', 'unknown')}, δ = {entry.delta:g}, "
+        f"protocol {entry.protocol}.",
+        *caption(entry, result),
+    ]
+    facts += sorted({f"**Superseded:** {row.superseded}." for row in result.rows if row.superseded})
+    if result.scale == "full" and agreement(paper, entry, result):
+        facts.append(f"**{agreement(paper, entry, result)}**")
+    facts += [entry.note] if entry.note else []
+    rows = compared(paper, entry, result.rows)
+    shown = [row for row in rows if row.ours is not None or row.setting.missing]
+    cited = sorted({row.setting.name for row in rows} - {row.setting.name for row in shown})
+    if cited:
+        facts.append(f"Not run, cited by the paper or not measured yet: {', '.join(cited)}.")
+    return "\n\n".join((title, "\n".join(f"{fact}  " for fact in facts).rstrip(), _numbers(entry, shown)))
+
+
+def _numbers(entry: Entry, rows: Sequence[Compared]) -> str:
+    """A line for each setting, a column for each measure: the paper's number / ours."""
+    measures = list(dict.fromkeys(name for row in rows for name in row.metrics(entry)))
+    found = []
+    for row in rows:
+        cells = [_both(row, name) for name in measures]
+        missing = row.setting.missing
+        named = row.setting.name if not missing else f"{row.setting.name} (not run: {missing})"
+        unit = "–" if row.ours is None or row.setting.baseline else row.ours.unit
+        count = "–" if row.ours is None else str(row.ours.trainings)
+        found.append((row.title, unit, named, row.claimed, row.holds, row.spent, count, *cells))
+    return table((*_HEADINGS, *(f"{name}: paper / ours" for name in measures)), found)
+
+
+def _both(row: Compared, name: str) -> str:
+    printed = row.printed.get(name)
+    ours = None if row.ours is None else row.ours.values.get(name)
+    if printed is None and ours is None:
+        return "–"
+    text = number(ours)
+    struck = f"~~{text}~~" if ours is not None and row.ours is not None and row.ours.superseded else text
+    return f"{number(printed)} / {struck}"
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    text = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    text += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(text) + "\n"

@@ -1,0 +1,143 @@
+"""A paper's entry as text and as a page: for each number the paper's, ours, the ε claimed and the ε that hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from sfumato.experiments.papers.entries import Entry, Paper, Value
+from sfumato.experiments.papers.layout import EntryRow
+from sfumato.experiments.papers.result import Compared, compared, entry_name
+from sfumato.experiments.papers.scale import REPETITIONS, Scale
+from sfumato.experiments.results import Measured, ResultSet
+from sfumato.experiments.training import release_for
+from sfumato.report.chart import figure
+from sfumato.report.paper_figure import draw
+from sfumato.report.public import sample_rows
+from sfumato.report.watermark import not_private_page
+
+HEADINGS = ("data", "setting", "measure", "paper", "ours", "paper's ε", "… holds at", "our ε")
+_TOLERANCE = {"FID": 10.0, "IS": 0.1}
+_SHARE_TOLERANCE, _POINTS = 0.03, 2.0
+
+
+def lines(paper: Paper, entry: Entry, result: ResultSet) -> Iterator[tuple[str, ...]]:
+    """One line for each number, in the order of ``HEADINGS``."""
+    for row in compared(paper, entry, result.rows):
+        for name in row.metrics(entry) or ["–"]:
+            measured = None if row.ours is None else row.ours.values.get(name)
+            ours = number(measured) if measured is not None else _absent(row)
+            yield (
+                *(row.title, row.setting.name, name, number(row.printed.get(name)), ours),
+                *(row.claimed, row.holds, row.spent),
+            )
+
+
+def number(value: Measured | Value | None) -> str:
+    """Four digits after the point below 0.1, three for shares, two for scores, one for percents and distances."""
+    if value is None:
+        return "–"
+    size = abs(value.mean)
+    digits = 4 if 0 < size < 0.1 else 3 if size <= 1 else 2 if size < 2 else 1
+    return f"{value.mean:.{digits}f}" + ("" if value.std is None else f" ± {value.std:.{digits}f}")
+
+
+def _absent(row: Compared) -> str:
+    if row.setting.missing:
+        return f"not run: {row.setting.missing}"
+    return "not measured" if row.trained else "–"
+
+
+def caption(entry: Entry, result: ResultSet) -> list[str]:
+    """How many records, steps, images and trainings the numbers are of, and which dataset replaced which."""
+    trained = [row for row in result.rows if row.method is not None]
+    found = []
+    if not trained:
+        found.append("Computed: nothing is trained, and the scale changes nothing.")
+    else:
+        counts = sorted({row.trainings for row in trained})
+        several = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+        trainings = f"{several} training{'s' * (counts[-1] != 1)} of each"
+        size = trained[0].images
+        images = "" if size is None else f", {size:,} synthetic images"
+        if result.scale == "small":
+            most = Scale.of("small", entry).records
+            found.append(
+                f"SMALL SCALE: at most {most:,} records{images}, {trainings}, {_steps(result)}. "
+                "It shows that the entry runs and reproduces nothing."
+            )
+        else:
+            found.append(f"{trainings}{images}; {_steps(result)}.")
+    found += sorted({f"{row.data.remark}." for row in trained if row.data.remark})
+    found += [f"FAILED: {name}: {reason}" for name, reason in result.failed.items()]
+    return found
+
+
+def agreement(paper: Paper, entry: Entry, result: ResultSet) -> str:
+    """How many of the paper's numbers ours reach: equal means within two deviations, or a stated tolerance."""
+    found = {"better": 0, "equal": 0, "worse": 0}
+    for row in compared(paper, entry, result.rows):
+        if row.ours is None or not row.trained or row.ours.superseded:
+            continue
+        for name, printed in row.printed.items():
+            measured = row.ours.values.get(name)
+            if printed is None or measured is None:
+                continue
+            tolerance = _TOLERANCE.get(name, _SHARE_TOLERANCE if printed.mean <= 1 else _POINTS)
+            ahead = (measured.mean - printed.mean) * (-1 if name == "FID" else 1)
+            equal = abs(ahead) <= max(tolerance, 2 * (measured.std or 0.0))
+            found["equal" if equal else "better" if ahead > 0 else "worse"] += 1
+    if not sum(found.values()):
+        return ""
+    counts = ", ".join(f"{count} {word}" for word, count in found.items())
+    return f"Against the paper's {sum(found.values())} numbers, at our ε: {counts}."
+
+
+def _steps(result: ResultSet) -> str:
+    """The steps of each method; counts that a form does not use are left out."""
+    found: dict[str, set[str]] = {}
+    for row in result.rows:
+        counts = {key: row.parameters[key] for key in REPETITIONS if key in row.parameters}
+        if row.method is None or not counts:
+            continue
+        order: tuple[str, ...] = ("published_iterations", "iterations") if row.spent is None else ()
+        # With a single step, what takes the time is learning from its answer.
+        order += ("iterations", "steps") if counts.get("steps") == 1 else ("steps", "iterations")
+        key = next(key for key in (*order, *counts) if key in counts)
+        found.setdefault(row.method, set()).add(f"{counts[key]:,} {key.replace('_', ' ')}")
+    return "; ".join(f"{method} {' or '.join(sorted(texts))}" for method, texts in found.items())
+
+
+# The page of one entry
+
+
+def entry_page(paper: Paper, entry: Entry, result: ResultSet, rows: Sequence[EntryRow]) -> str:
+    """Every number, the figure, samples of every setting. NOT PRIVATE."""
+    title = entry_name(paper, entry)
+    body = [f"<h1>{escape(title)}</h1><p>{escape(entry.title)}.</p>"]
+    body += [f"<p>{escape(text)}</p>" for text in caption(entry, result)]
+    chart = None if entry.figure is None else draw(compared(paper, entry, result.rows), entry.figure)
+    if chart is not None:
+        body.append(figure(entry.title, chart))
+    head = "".join(f"<th>{escape(name)}</th>" for name in HEADINGS)
+    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines(paper, entry, result))
+    table = f'<table class="wide"><tr>{head}</tr>{"".join(f"<tr>{line}</tr>" for line in cells)}</table>'
+    body.append(f'<h2>Every number</h2><div class="scroll">{table}</div>')
+    pictures = "".join(_samples(row) for row in rows)
+    if pictures:
+        body.append(f'<h2>Samples</h2><div class="gallery">{pictures}</div>')
+    return not_private_page(title, "".join(body))
+
+
+def _samples(row: EntryRow) -> str:
+    """A row for each class, ten images of the first training."""
+    if row.evaluated is None or not row.evaluated.trainings:
+        return ""
+    folder = row.evaluated.folders[0]
+    if not (folder / "release").exists():
+        return ""
+    name = f"{row.setting.name}, {row.evaluated.conditions.out.name}, ε {row.case.epsilon:g}"
+    picture = sample_rows(release_for(folder, row.evaluated.variant), each=10)
+    return (
+        f'<figure><figcaption>{escape(name)}</figcaption><img src="{picture}" alt="Samples of {escape(name)}"></figure>'
+    )
