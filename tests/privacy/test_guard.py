@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from gradient_cases import Classifier, make_batch, squared_error
 from sfumato.privacy.gradients import UnsupportedModel, check, check_rows
 from sfumato.privacy.gradients.guard import Guard
-from sfumato.privacy.gradients.private_rows import SHOW_ERRORS, FailedOnPrivateRows, on_private_rows
 from sfumato.privacy.gradients.probe import due
 from sfumato.privacy.gradients.python_state import python_state
 from sfumato.privacy.randomness import Draws
@@ -201,19 +200,3 @@ def test_several_sizes_are_tried() -> None:
 def test_checks_are_repeated_at_public_steps() -> None:
     assert [step for step in range(300) if due(step, 300)] == [4, 16, 64, 256, 299]
     assert due(0, 1) and not due(0, 2)
-
-
-def test_errors_on_private_rows_lose_their_text() -> None:
-    def loss() -> Tensor:
-        raise ValueError("record 7 is an outlier")
-
-    with pytest.raises(FailedOnPrivateRows) as hidden:
-        on_private_rows(loss)
-    assert "outlier" not in str(hidden.value) and "ValueError" in str(hidden.value)
-    assert hidden.value.__context__ is None and hidden.value.__cause__ is None
-    token = SHOW_ERRORS.set(True)
-    try:
-        with pytest.raises(ValueError, match="outlier"):
-            on_private_rows(loss)
-    finally:
-        SHOW_ERRORS.reset(token)
