@@ -112,20 +112,23 @@ class Method(ABC):
         command: str | None = None,
         seed: int | None = None,
         tape: Tape | None = None,
+        internal: bool = False,
     ) -> Release:
         """Learn from ``private`` within ``budget`` and return what may leave.
 
         ``ledger`` is where the spending is written; without one it lives in memory and only the card remembers it.
         A ``seed`` makes the run repeatable, for tests: its noise can be recomputed, so its card says ε = ∞.
+        ``internal`` shows the texts of exceptions that are raised on private records.
         """
         if not isinstance(private, PrivateRecords):
             raise TypeError(f"fit needs PrivateImages, not {type(private).__name__}")
+        parameters = self.parameters()
         running = session(
             private,
             self.plan(budget),
             ledger,
             method=self.name,
-            variant=self.variant,
+            parameters=parameters,
             curator_type=self.curator_type,
             device=device,
             max_images_per_unit=max_images_per_unit,
@@ -133,20 +136,21 @@ class Method(ABC):
             progress=progress,
             seed=seed,
             tape=tape,
+            internal=internal,
         )
         with running as run:
             with torch.random.fork_rng(), _quick_products(run.curator.device):
                 torch.manual_seed(run.public_seed)
                 model, counts = self.fit_networks(run.curator)
-            run.curator.close()
+            run.end()
             card = make_card(
                 method=self.name,
                 paper=self.paper,
-                parameters=self.parameters(),
+                parameters=parameters,
                 plan=run.plan,
                 ledger=run.ledger,
                 run=run.run,
-                randomness=run.randomness,
+                reasons=run.reasons(),
                 shape=private.shape,
                 classes=private.classes,
                 counts=None if counts is None else counts.values.tolist(),
@@ -156,7 +160,8 @@ class Method(ABC):
                 command=command,
                 claim=self.claim(),
             )
-        return Release(self, model.state_dict(), card)
+        # Built anew from its parameters: nothing that the training left on the object crosses into the release.
+        return Release(type(self)(**parameters), model.state_dict(), card)
 
     @classmethod
     def configured(cls, settings: Mapping[str, Any]) -> Self:

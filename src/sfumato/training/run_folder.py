@@ -71,7 +71,7 @@ class Run:
 
     def _has_spent(self) -> bool:
         started = self.checkpoint.started
-        return started is not None and self.ledger.exists() and bool(Ledger.read(self.ledger).events(started[0]))
+        return started is not None and self.ledger.exists() and bool(Ledger.read(self.ledger).events(started.run))
 
     def finish(self, release: Release) -> None:
         """Write the release; then what was kept for a resumption is no longer needed."""
