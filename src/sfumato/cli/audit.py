@@ -218,8 +218,9 @@ def membership_command(
     from sfumato.audit.membership import NOTICE, Membership, distance, draw_curves, gan_leaks, likelihood, lira
     from sfumato.methods.registry import load
     from sfumato.privacy import Budget
+    from sfumato.training.run_folder import release_folder
 
-    found = load(_release_folder(release))
+    found = load(release_folder(release))
     inside = _images(members, found.classes, split, size, limit)
     outside = _images(others, found.classes, others_split, size, limit)
     drawn, _ = found.sample(samples, seed=0, device="cpu")
@@ -262,8 +263,9 @@ def release_command(
     """Run the audits that apply, write audit.json beside the release and add the public lines to its card."""
     from sfumato.audit.release_audit import audit_release, write
     from sfumato.methods.registry import load
+    from sfumato.training.run_folder import release_folder
 
-    found = load(_release_folder(path))
+    found = load(release_folder(path))
     inside = None if members is None else _images(members, found.classes, "train", size, limit)
     outside = None if others is None else _images(others, found.classes, "test", size, limit)
     audit = audit_release(path, members=inside, others=outside, pairs=pairs, canaries=canaries)
@@ -348,10 +350,6 @@ def _images(path: Path, classes: tuple[str, ...], split: str, size: int | None, 
 
     found = read(path, split=split, size=size, classes=classes)
     return found.pixels[:limit], found.labels[:limit]
-
-
-def _release_folder(path: Path) -> Path:
-    return path / "release" if (path / "release").is_dir() else path
 
 
 # Showing
