@@ -102,19 +102,29 @@ def read_train_and_test(
         if not (len(train.labels) and len(test.labels)):
             raise BadInput("nothing was held out, or everything", advice="Choose another share with --hold-out.")
         return train, test
-    if test_path is None and "test" not in collection_splits(Path(path)):
-        raise BadInput(
-            f"{path} has no test part, and testing on images that were learnt from says nothing",
-            advice="Name test images (evaluate: --real-test, compare: --test), or hold some out before training: "
-            "train --hold-out 0.2, then evaluate --held-out RUN.",
-        )
+    if test_path is None:
+        check_test_part(Path(path))
     train = read(path, infer_classes=infer_classes, **options)
     options["classes"] = train.classes
+    if test_path is not None:
+        # Test images belong to nobody who was trained on; they need not name persons.
+        for name in ("person_column", "person_file", "person_pattern"):
+            options.pop(name, None)  # type: ignore[misc]
     elsewhere = Path(path if test_path is None else test_path)
     options["split"] = "test" if "test" in collection_splits(elsewhere) else "train"
     test = read(elsewhere, **options)
     check_disjoint(train, test)
     return train, test
+
+
+def check_test_part(path: Path) -> None:
+    """Refuse a collection that has no test part."""
+    if "test" not in collection_splits(path):
+        raise BadInput(
+            f"{path} has no test part, and testing on images that were learnt from says nothing",
+            advice="Name test images (evaluate: --real-test, compare: --test), or hold some out before training "
+            "(compare --hold-out 0.2; train --hold-out 0.2, then evaluate --held-out RUN).",
+        )
 
 
 def check_disjoint(train: Images, test: Images) -> None:
