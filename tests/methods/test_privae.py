@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sfumato.audit.replay import replay
-from sfumato.evaluation.latent_codes import hoyer, log_likelihood, prior_distance
+from sfumato.evaluation.latent_codes import hoyer_sparsity, log_likelihood, prior_distance
 from sfumato.methods.parts.divergences import CAUCHY_SCALES, CauchyMMD, ForwardKL, slope
 from sfumato.methods.privae import PRIVAE
 from sfumato.networks.dense import Posterior, VariationalAutoencoder
@@ -139,9 +139,9 @@ def test_the_forward_divergence_rewards_posteriors_where_the_prior_is() -> None:
 def test_sparsity_knows_its_extremes() -> None:
     torch.manual_seed(0)
     one_of = torch.eye(20).repeat(30, 1) * torch.randn(600, 1)
-    assert hoyer(one_of) == pytest.approx(1.0, abs=1e-6)
-    assert hoyer(torch.sign(torch.randn(600, 20))) == pytest.approx(0.0, abs=1e-2)
-    assert hoyer(SparseMixture(50).draw(2000)) > hoyer(StandardNormal(50).draw(2000)) + 0.05
+    assert hoyer_sparsity(one_of) == pytest.approx(1.0, abs=1e-6)
+    assert hoyer_sparsity(torch.sign(torch.randn(600, 20))) == pytest.approx(0.0, abs=1e-2)
+    assert hoyer_sparsity(SparseMixture(50).draw(2000)) > hoyer_sparsity(StandardNormal(50).draw(2000)) + 0.05
 
 
 def test_the_likelihood_is_the_marginal_of_a_model_that_ignores_its_code() -> None:

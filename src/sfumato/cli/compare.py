@@ -191,8 +191,8 @@ def print_table(result: ComparisonResult) -> None:
     """One line for each method and ε: accuracies, FID where it was measured, seconds, memory."""
     from rich.table import Table
 
-    from sfumato.report.internal import seconds_text
-    from sfumato.report.metric import printed
+    from sfumato.evaluation.metrics import metric_named
+    from sfumato.report.tables import seconds_text
 
     shown = [m for m in result.entries[0].metrics if m.metric in ("accuracy", "fid")] if result.entries else []
     title = f"protocol {result.facts['protocol']} · {result.facts['data']}"
@@ -203,7 +203,9 @@ def print_table(result: ComparisonResult) -> None:
         table.add_column(name, justify="right")
     for entry in result.entries:
         found = {metric.heading: metric for metric in entry.metrics}
-        cells = [printed(own.metric, own.mean, own.std) for own in (found[metric.heading] for metric in shown)]
+        cells = [
+            metric_named(own.metric).text(own.mean, own.std) for own in (found[metric.heading] for metric in shown)
+        ]
         worst = entry.worst_class
         cells.append("–" if worst is None else f"{100 * worst.mean:.1f} ({worst.name})")
         cells += [seconds_text(entry.seconds.mean), f"{entry.peak_memory.mean / 2**20:.0f}"]

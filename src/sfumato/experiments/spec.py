@@ -65,11 +65,11 @@ class EvaluationSpec:
         found = protocol_named(self.protocol)
         if not self.classifiers:
             return found
-        known = {recipe.name for recipe in found.recipes}
+        known = {spec.name for spec in found.classifiers}
         for name in self.classifiers:
             if name not in known:
                 raise ValueError(f"protocol {self.protocol} has no classifier {name!r}; {hint(name, known)}")
-        return replace(found, recipes=tuple(recipe for recipe in found.recipes if recipe.name in self.classifiers))
+        return replace(found, classifiers=tuple(spec for spec in found.classifiers if spec.name in self.classifiers))
 
     def with_inception(self, number: int) -> bool:
         """Whether FID and KID are measured for the training of this number."""

@@ -100,7 +100,7 @@ class Trial:
                 self._write_neighbours(synthetic, train, test)
                 result = evaluated(conditions, evaluation, sampled, train, test, seeds=[number], number=number)
             if place == 0:
-                result["measurements"] += self._measured(release, synthetic, train, test)
+                result["measures"] = self._measured(release, synthetic, train, test)
             write_json(self._path(variant, place), result, private=True)
 
     def _measured(self, release: Release, synthetic: Images, train: Images, test: Images) -> list[dict[str, Any]]:
@@ -135,8 +135,8 @@ class Baselines:
     def run(self) -> None:
         """Evaluate noise in place of a generator, with the other baselines, by every protocol."""
         from sfumato.data import Images
-        from sfumato.evaluation.evaluate import SYNTHETIC
         from sfumato.evaluation.image_sets import uniform_noise
+        from sfumato.evaluation.results import SYNTHETIC
 
         train, test = read_images(self.conditions.data)
         digest = content_hash(train, test)
@@ -243,4 +243,4 @@ def evaluated(
         with_inception=evaluation.with_inception(number),
         inception_head=evaluation.inception_head,
         baselines=isinstance(synthetic, Images),
-    )
+    ).to_json()

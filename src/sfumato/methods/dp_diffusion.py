@@ -18,7 +18,7 @@ from sfumato.methods.parts.warm_start import PublicTraining, latent_method, publ
 from sfumato.networks.edm import Denoiser, log_normal_sigma, stochastic_heun
 from sfumato.networks.samplers import noise_levels
 from sfumato.networks.scattering import ScatteringClassifier
-from sfumato.networks.unet import UNet
+from sfumato.networks.unet import UNet, use_channels_last
 from sfumato.privacy import AnyBudget, Block, Budget, Counts, Curator, Draws, Plan, SubsampledGaussian
 from sfumato.training.ema import ema_update
 from sfumato.training.flat_parameters import FlatParameters
@@ -63,8 +63,8 @@ class DPDiffusion(Method):
     blocks: int = 1
     sigma_data: float = 0.5
     # Private training
-    sampling_rate: float = 0.05
-    steps: int = 800
+    sampling_rate: float = 0.1
+    steps: int = 300
     draws: int = 16
     clip_norm: float = 0.001
     learning_rate: float = 0.001
@@ -97,7 +97,7 @@ class DPDiffusion(Method):
     sigma_max: float = 20.0
     sigma_min: float = 0.1
     rho: float = 7.0
-    churn: float = 0.0
+    churn: float = 6.0
     guidance: float = 0.0
     max_rejections: int = 3
 
@@ -294,9 +294,7 @@ class DPDiffusion(Method):
         if not (self.bfloat16 and device.type == "cuda"):
             return denoiser
         copy = deepcopy(denoiser).to(torch.bfloat16)
-        for weight in copy.parameters():
-            if weight.dim() == 4:
-                weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+        use_channels_last(copy)
         return copy
 
     def _draw(self, denoiser: Denoiser, teacher: ScatteringClassifier | None, labels: Tensor) -> Tensor:

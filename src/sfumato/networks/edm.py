@@ -48,7 +48,7 @@ class Denoiser(nn.Module):
 
 def log_normal_sigma(quantile: Tensor, *, mean: float, deviation: float) -> Tensor:
     """Noise levels with ln σ ~ N(mean, deviation²), from uniform numbers; both tails are cut where σ stays finite."""
-    normal = torch.special.ndtri(quantile.clamp(1e-6, 1.0 - 1e-6))
+    normal = math.sqrt(2.0) * torch.erfinv(2.0 * quantile.clamp(1e-6, 1.0 - 1e-6) - 1.0)
     return torch.exp(mean + deviation * normal)
 
 

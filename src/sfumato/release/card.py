@@ -6,7 +6,7 @@ import importlib.metadata
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -16,6 +16,8 @@ from sfumato.privacy.budget import Unit
 from sfumato.privacy.events import event_from_json
 from sfumato.privacy.randomness import DESCRIPTION
 from sfumato.release.attack_bounds import best_guess, most_recognised
+from sfumato.release.plain_data import entries
+from sfumato.release.plain_numbers import factor_text, one_in_text
 
 CERTIFIED, NO_GUARANTEE = "certified", "no guarantee"
 FALSE_ALARMS = (1000, 100, 10)
@@ -125,8 +127,7 @@ class Card:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``card.json``."""
-        data = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-        return {**data, "events": [event.to_json() for event in self.events]}
+        return entries(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -142,14 +143,6 @@ class Card:
         values["events"] = tuple(event_from_json(event) for event in data["events"])
         values["ledger_head"] = LedgerHead(**data["ledger_head"])
         return cls(**values)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Claim | LedgerHead):
-        return asdict(value)
-    if isinstance(value, tuple):
-        return list(value)
-    return dict(value) if isinstance(value, Mapping) else value
 
 
 def make_card(
@@ -231,7 +224,8 @@ def _no_guarantee_sentence(reasons: Sequence[str]) -> str:
 def _sentence(spent: float, budget: AnyBudget, guess: float) -> str:
     return (
         f"Whether or not any one {budget.unit} was in the collection changes the probability of every possible "
-        f"release by at most a factor of e^{spent:g}, except with probability {budget.delta:g}. Someone who "
+        f"release by at most a factor of e^{spent:g}, which is {factor_text(spent)}, except with probability "
+        f"{budget.delta:g}, which is {one_in_text(budget.delta)}. Someone who "
         f"guesses whether a given {budget.unit} was in it, and would be right half the time without the release, can "
         f"be right at most {100 * guess:.1f} % of the time with it."
     )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sfumato.files import new_folder, write_file, write_json
 from sfumato.release.card import Card
-from sfumato.release.card_page import card_page, sample_grid
+from sfumato.release.card_page import card_page
 from sfumato.release.synthetic import SyntheticImages
 
 
@@ -170,7 +170,7 @@ class Release:
         """The card as HTML. Its samples use a fixed seed and the CPU, so that anyone can draw them again."""
         labels = np.repeat(np.arange(len(self.classes)), 10)[:100]
         drawn = self.sample(len(labels), labels=labels, seed=0, device="cpu")
-        return card_page(self.card, sample_grid(drawn, columns=10))
+        return card_page(drawn, columns=10)
 
     def save(self, folder: str | Path) -> Path:
         """Write ``model.safetensors``, ``card.json`` and ``card.html`` into a new folder, all or nothing."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sfumato.evaluation.results import EvaluationResult
 from sfumato.release.card import Card
 
 
@@ -53,9 +54,14 @@ class RunFolder:
                 raise ValueError(f"{path} is not JSON; remove it or write it again") from None
         return found
 
-    def evaluations(self) -> list[dict[str, Any]]:
+    def evaluations(self) -> list[EvaluationResult]:
         """What ``sfumato evaluate --json`` wrote."""
-        return [note for note in self.notes().values() if isinstance(note, dict) and "measurements" in note]
+        found = [
+            note
+            for note in self.notes().values()
+            if isinstance(note, dict) and {"measurements", "protocol"} <= set(note)
+        ]
+        return [EvaluationResult.from_json(note) for note in found]
 
     def cost(self) -> dict[str, Any] | None:
         """Seconds and memory of the training, where they were measured."""

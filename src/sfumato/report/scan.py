@@ -30,13 +30,14 @@ from safetensors import safe_open
 from sfumato.methods.registry import load
 from sfumato.release.card import FALSE_ALARMS, Card
 from sfumato.report.folder import RunFolder
-from sfumato.report.odds import guesses_right, percent_up, recognised
+from sfumato.report.probabilities import guesses_right, percent_up, recognised
 from sfumato.report.public import public_page
 
 FILES = {"model.safetensors", "card.json", "card.html"}
 CARD = {field.name for field in fields(Card)}
 _PICTURE = re.compile(r"data:image/png;base64,([A-Za-z0-9+/=]*)")
-_NUMBER = re.compile(r"(?<![\w.])\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+# A minus belongs to a number unless it follows a letter or digit, as in a date or in dp2-vae.
+_NUMBER = re.compile(r"(?<![\w.])[-−]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 _CHUNKS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
 # A hundred dots, the tossed coin and the false alarms stand on every public page.
 _FIXED = {"50", "100", *(str(number) for number in (1, *FALSE_ALARMS))}

@@ -16,11 +16,11 @@ from sfumato.methods.base import Method
 from sfumato.methods.dp2_vae import DP2VAE
 from sfumato.methods.dp_lflow import DPLFlow
 from sfumato.networks.edm import Denoiser
+from sfumato.networks.unet import use_channels_last
 from sfumato.privacy import Curator
 from sfumato.training.schedules import cosine_decay
 
 _DRAWN_AT_ONCE = 2000
-_EMA_DECAY = 0.99
 
 
 def latent_method(name: str, *, sampling_rate: float, steps: int, width: int, prior_clip: float) -> Method:
@@ -62,9 +62,11 @@ class PublicTraining:
         sigma: Callable[[Tensor], Tensor],
     ) -> None:
         """``sigma`` turns uniform numbers into noise levels."""
+        half = images.device.type == "cuda"
+        if half:
+            use_channels_last(model)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate, fused=True)
         strata = torch.arange(self.batch, device=images.device)
-        half = images.device.type == "cuda"
         for index in curator.track(range(self.steps), "warm start", self.steps):
             optimizer.param_groups[0]["lr"] = self.learning_rate * cosine_decay(index / self.steps, final=0.1)
             rows = torch.randint(len(images), (self.batch,), device=images.device)
