@@ -27,7 +27,7 @@ EVENT = SubsampledGaussian("train", (Block("gradient", 4.0),), sampling_rate=0.1
 
 def spend(ledger: Ledger, event: SubsampledGaussian = EVENT) -> str:
     run = ledger.start_run(method="m", variant="v", seeded=False)
-    ledger.reserve([event])
+    ledger.reserve(run, [event])
     for _ in range(event.steps):
         ledger.charge(run, event.times(1))
     return run
@@ -50,7 +50,7 @@ def test_refuses_before_the_spend_and_keeps_going(tmp_path: Path) -> None:
         spend(ledger)
         before = ledger.head
         with pytest.raises(BudgetExceeded, match="refused"):
-            ledger.reserve([EVENT.times(5000)])
+            ledger.reserve("run", [EVENT.times(5000)])
         with pytest.raises(BudgetExceeded, match="no reservation"):
             ledger.charge("run", EVENT.times(1))
         assert ledger.head == before
@@ -60,11 +60,11 @@ def test_refuses_before_the_spend_and_keeps_going(tmp_path: Path) -> None:
 def test_a_reservation_counts_until_the_ledger_is_closed(tmp_path: Path) -> None:
     half = SubsampledGaussian("half", (Block("sum", 2.5),))
     with Ledger(tmp_path / "l", BUDGET) as ledger:
-        ledger.reserve([half])
+        ledger.reserve("run", [half])
         with pytest.raises(BudgetExceeded):
-            ledger.reserve([half])
+            ledger.reserve("run", [half])
     with Ledger(tmp_path / "l", BUDGET) as ledger:
-        ledger.reserve([half])
+        ledger.reserve("run", [half])
 
 
 def test_raw_access_only_where_nothing_is_promised(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_crash_between_entry_and_head_keeps_the_charge(tmp_path: Path) -> None
     with Ledger(path, BUDGET) as ledger:
         run = spend(ledger, EVENT.times(2))
         head = (tmp_path / "l.head").read_text()
-        ledger.reserve([EVENT.times(1)])
+        ledger.reserve(run, [EVENT.times(1)])
         ledger.charge(run, EVENT.times(1))
     (tmp_path / "l.head").write_text(head)
     assert Ledger.read(path).charged_steps(run, "train") == 3
@@ -152,10 +152,10 @@ from sfumato.privacy import *
 event = SubsampledGaussian("sum", (Block("sum", 2.5),))
 try:
     with Ledger(sys.argv[1], Budget(2.0, 1e-5)) as ledger:
-        ledger.reserve([event])
+        run = ledger.start_run(method="m", variant="v", seeded=False)
+        ledger.reserve(run, [event])
         print("reserved", flush=True)
         sys.stdin.readline()
-        run = ledger.start_run(method="m", variant="v", seeded=False)
         ledger.charge(run, event)
         print("spent", flush=True)
 except (BudgetExceeded, LedgerBusy) as error:

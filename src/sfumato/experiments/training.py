@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.experiments.datasets import content_hash, read_images
 from sfumato.experiments.spec import Conditions, EvaluationSpec, SamplingVariant, TrainingSpec, slug
-from sfumato.files import write_json
+from sfumato.files import private_folder, write_json
 
 if TYPE_CHECKING:
     from sfumato.data import Images
@@ -138,6 +138,7 @@ class Baselines:
         from sfumato.evaluation.image_sets import uniform_noise
         from sfumato.evaluation.results import SYNTHETIC
 
+        private_folder(self.conditions.out)
         train, test = read_images(self.conditions.data)
         digest = content_hash(train, test)
         for place, evaluation in enumerate(self.conditions.evaluations):

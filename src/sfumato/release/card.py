@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from sfumato.privacy import AnyBudget, Budget, Event, Ledger, Plan, Randomness, RawAccess, SubsampledGaussian
+from sfumato.privacy import AnyBudget, Budget, Event, Ledger, Plan, SubsampledGaussian
 from sfumato.privacy.accounting import ACCOUNTANT, epsilon, relation
 from sfumato.privacy.budget import Unit
 from sfumato.privacy.events import event_from_json
@@ -153,7 +153,7 @@ def make_card(
     plan: Plan,
     ledger: Ledger,
     run: str,
-    randomness: Randomness,
+    reasons: Sequence[str],
     shape: tuple[int, int, int],
     classes: Sequence[str],
     counts: Sequence[float] | None,
@@ -163,11 +163,9 @@ def make_card(
     command: str | None,
     claim: Mapping[str, Any] | None = None,
 ) -> Card:
-    """The card of a run: certified if the Curator alone read the records, no guarantee if they were handed out."""
+    """The card of a run: certified unless the session gives ``reasons`` against it."""
     events = ledger.events(run)
-    reasons = [event.reason for event in events if isinstance(event, RawAccess)]
-    if randomness.seeded:
-        reasons.append("a fixed seed was used, for tests: whoever knows it can remove the noise")
+    seeded = ledger.seeded(run)
     budget = plan.budget
     certified = not reasons and isinstance(budget, Budget)
     spent = rounded_up(epsilon(events, budget.delta)) if certified else None
@@ -191,8 +189,8 @@ def make_card(
         events=tuple(events),
         sampler=_sampler(events),
         accountant=ACCOUNTANT,
-        randomness=f"{DESCRIPTION}{' (FIXED SEED)' if randomness.seeded else ''}",
-        public=_public(shape, classes, declared_size, budget.unit, max_images_per_unit),
+        randomness=f"{DESCRIPTION}{' (FIXED SEED)' if seeded else ''}",
+        public=_public(shape, classes, declared_size, budget.unit, max_images_per_unit) + _public_inputs(ledger, run),
         shape=shape,
         classes=tuple(classes),
         class_counts=None if counts is None else tuple(round(float(value), 1) for value in counts),
@@ -255,3 +253,12 @@ def _public(
     if unit == "person":
         facts.append(f"that at most {max_images} images of a person are used at a time")
     return tuple(facts)
+
+
+def _public_inputs(ledger: Ledger, run: str) -> tuple[str, ...]:
+    """The public collections; that they share no record with the private one is the custodian's statement."""
+    return tuple(
+        f"the collection {one['name']!r} (sha256 {one['sha256']}), which by the custodian's statement shares no record "
+        "with the private one"
+        for one in ledger.public_inputs(run)
+    )
