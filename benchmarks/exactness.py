@@ -1,11 +1,11 @@
 """How far one record moves the sum of clipped gradients, and what a step costs.
 
     python benchmarks/exactness.py --device cuda --out docs/results/engine-exactness.json
-    python benchmarks/exactness.py --device cuda --speed --out docs/results/engine-speed.json
+    python benchmarks/exactness.py --device cuda --speed 32:16:512 --out docs/results/engine-speed.json
 
-Exactness: for identical, opposite and random records, the sum over n + 1 records minus the sum over n, in clip norms, at
-sizes from 1 to ``--most``; and whether a record adds the same bits at every row of a microbatch. Speed: rows a second of
-a plain and of a private step with several draws a record, compiled on CUDA, in one run.
+Exactness: for identical, opposite and random records, the sum over n + 1 records minus the sum over n, in clip norms,
+at sizes from 1 to ``--most``; and whether a microbatch gives the same bits in every order. Speed: rows a second of a
+plain and of a private step with several draws a record, compiled on CUDA, in one run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
