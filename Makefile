@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo test test-long lint browser clean
+.PHONY: demo test test-long lint browser evidence clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,10 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
+
+# Results that are older than the code they measure.
+evidence: $(INSTALLED)
+	$(BIN)/sfumato experiment evidence
 
 # The pages are tested in a real browser.
 browser:

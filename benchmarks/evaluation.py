@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from sfumato.data.images import Images, PublicImages, read
-from sfumato.evaluation.classifiers import CNN, LOGISTIC_REGRESSION, MLP, learn, score
+from sfumato.evaluation.classifiers import CNN, LOGISTIC_REGRESSION, MLP, score, train_classifier
 from sfumato.evaluation.evaluate import evaluate
 from sfumato.evaluation.features import FeatureNetwork, extract, full_precision
 from sfumato.evaluation.fidelity import FeatureStatistics, frechet_distance, kernel_distance, statistics
@@ -39,14 +39,16 @@ def accuracies(arguments: argparse.Namespace) -> dict[str, object]:
         train = PublicImages.read(arguments.synthetic)
     classes = len(train.classes)
     found: dict[str, object] = {"train": len(train.pixels), "test": len(test.pixels), "seeds": arguments.seeds}
-    for recipe in (LOGISTIC_REGRESSION, MLP, CNN):
+    for spec in (LOGISTIC_REGRESSION, MLP, CNN):
         start, values = time.perf_counter(), []
-        for seed in range(1 if recipe.network is None else arguments.seeds):
-            learned = learn(recipe, train.pixels, train.labels, classes=classes, seed=seed, device=arguments.device)
-            values.append(100 * score(learned, test.pixels, test.labels, classes=classes).overall)
+        for seed in range(1 if spec.network is None else arguments.seeds):
+            trained = train_classifier(
+                spec, train.pixels, train.labels, classes=classes, seed=seed, device=arguments.device
+            )
+            values.append(100 * score(trained, test.pixels, test.labels, classes=classes).overall)
         deviation = plain.stdev(values) if len(values) > 1 else None
         seconds = (time.perf_counter() - start) / len(values)
-        found[recipe.name] = {"mean": plain.fmean(values), "std": deviation, "values": values, "seconds": seconds}
+        found[spec.name] = {"mean": plain.fmean(values), "std": deviation, "values": values, "seconds": seconds}
     return found
 
 
@@ -114,11 +116,11 @@ def command(arguments: argparse.Namespace) -> dict[str, object]:
     result = evaluate(synthetic, train, test, seeds=range(arguments.seeds), device=arguments.device)
     seconds = time.perf_counter() - start
     brief = [
-        [entry["row"], entry["classifier"] or entry["metric"], entry["mean"], entry["std"]]
-        for entry in result["measurements"]
-        if entry["metric"] in ("accuracy", "fid", "kid")
+        [one.row, one.classifier or one.metric, one.mean, one.std]
+        for one in result.measurements
+        if one.metric in ("accuracy", "fid", "kid")
     ]
-    return {"seconds": seconds, "counts": result["counts"], "measurements": brief}
+    return {"seconds": seconds, "counts": result.to_json()["counts"], "measurements": brief}
 
 
 def main() -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 from pathlib import Path
 
 import numpy as np
-import typer
-from typer.testing import CliRunner
+import pytest
 
 from release.cards import certified
-from sfumato.cli.evaluate import evaluate_command
+from sfumato.cli.main import main
 from sfumato.data.images import read
+from sfumato.evaluation.results import EvaluationResult
 from sfumato.release import SyntheticImages
 from sfumato.release.export import export
-
-app = typer.Typer()
-app.command()(evaluate_command)
 
 
 def write(path: Path, count: int, seed: int) -> Path:
@@ -29,28 +27,50 @@ def write(path: Path, count: int, seed: int) -> Path:
     return path
 
 
-def test_a_run_from_an_export_to_json(tmp_path: Path) -> None:
+def evaluate(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(sys, "argv", ["sfumato", "evaluate", *words])
+    try:
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def test_a_run_from_an_export_to_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     real, test = (write(tmp_path / f"{name}.npz", 40, seed) for seed, name in enumerate(("train", "test")))
     source = read(write(tmp_path / "source.npz", 40, 2), infer_classes=True)
     card = certified(shape=source.pixels.shape[1:], classes=source.classes)
     export(SyntheticImages(source.pixels, source.labels, card), tmp_path / "synthetic", format="npz")
-    arguments = [str(tmp_path / "synthetic"), "--real", str(real), "--real-test", str(test), "--protocol", "sinkhorn"]
-    arguments += ["--seeds", "1", "--device", "cpu", "--no-inception", "--no-cache"]
-    arguments += ["--json", str(tmp_path / "out.json"), "--neighbours", str(tmp_path / "pairs.png")]
-    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
-    assert done.exit_code == 0, done.output
-    assert "NOT PRIVATE" in done.output
-    assert "LR accuracy %" in done.output
+    words = [str(tmp_path / "synthetic"), "--real", str(real), "--real-test", str(test), "--protocol", "sinkhorn"]
+    words += ["--seeds", "1", "--device", "cpu", "--no-inception", "--no-cache"]
+    words += ["--json", str(tmp_path / "out.json"), "--neighbours", str(tmp_path / "pairs.png")]
+    assert evaluate(monkeypatch, *words) == 0
+    printed = capsys.readouterr()
+    assert "NOT PRIVATE" in printed.err and "LR accuracy, % ↑" in printed.out
     assert stat.S_IMODE((tmp_path / "out.json").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "pairs.png").stat().st_mode) == 0o600
-    result = json.loads((tmp_path / "out.json").read_text())
-    assert result["notice"].startswith("NOT PRIVATE")
-    expected = {"guarantee": "certified", "epsilon": 1.0, "delta": 1e-5, "unit": "image"}
-    assert result["measurements"][0]["guarantee"] == expected
+    result = EvaluationResult.from_json(json.loads((tmp_path / "out.json").read_text()))
+    assert result.measurements[0].guarantee == card.summary()
 
 
-def test_an_unknown_protocol_is_explained(tmp_path: Path) -> None:
+def test_real_images_are_read_in_the_size_of_the_synthetic_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, test = (write(tmp_path / f"{name}.npz", 40, seed) for seed, name in enumerate(("train", "test")))
+    source = read(write(tmp_path / "source.npz", 40, 2), infer_classes=True, size=8)
+    card = certified(shape=(1, 8, 8), classes=source.classes)
+    export(SyntheticImages(source.pixels, source.labels, card), tmp_path / "synthetic")
+    words = [str(tmp_path / "synthetic"), "--real", str(real), "--real-test", str(test), "--seeds", "1"]
+    assert evaluate(monkeypatch, *words, "--device", "cpu", "--no-inception", "--no-cache") == 0
+    assert "synthetic [40], real train 40" in capsys.readouterr().out
+
+
+def test_an_unknown_protocol_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = str(write(tmp_path / "images.npz", 40, 0))
-    done = CliRunner().invoke(app, [path, "--real", path, "--real-test", path, "--protocol", "best", "--no-cache"])
-    assert done.exit_code == 2
-    assert "choose one of sinkhorn, dppm, dpdm, bench" in done.output
+    assert evaluate(monkeypatch, path, "--real", path, "--real-test", path, "--protocol", "best", "--no-cache") == 2
+    assert "choose one of sinkhorn, dppm, dpdm, bench" in capsys.readouterr().err

@@ -5,16 +5,27 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from release.cards import certified
 from sfumato.data.images import Images
-from sfumato.evaluation.classifiers import LOGISTIC_REGRESSION, Recipe, mlp
-from sfumato.evaluation.evaluate import HALVES, NOISE, REAL, SYNTHETIC, evaluate
+from sfumato.evaluation.classifier_networks import mlp
+from sfumato.evaluation.classifiers import LOGISTIC_REGRESSION, ClassifierSpec
+from sfumato.evaluation.evaluate import evaluate
+from sfumato.evaluation.image_sets import bench_split
 from sfumato.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
+from sfumato.evaluation.results import (
+    HALVES,
+    NOISE,
+    REAL,
+    SYNTHETIC,
+    EvaluationResult,
+    ImageSet,
+    Measurement,
+)
 from sfumato.release import SyntheticImages
 
 CLASSES = ("a", "b", "c")
@@ -26,7 +37,7 @@ seeds settings guarantee private
 
 QUICK = replace(
     PROTOCOLS["sinkhorn"],
-    recipes=(LOGISTIC_REGRESSION, Recipe("CNN", mlp, epochs=6, batch=16, held_out=0.25)),
+    classifiers=(LOGISTIC_REGRESSION, ClassifierSpec("CNN", mlp, epochs=6, batch=16, held_out=0.25)),
 )
 
 
@@ -46,17 +57,17 @@ def carded(images: Images) -> SyntheticImages:
     return SyntheticImages(images.pixels, images.labels, card)
 
 
-def find(result: dict[str, Any], row: str, metric: str, classifier: str | None = None) -> dict[str, Any]:
+def find(result: EvaluationResult, row: str, metric: str, classifier: str | None = None) -> Measurement:
     (entry,) = [
         entry
-        for entry in result["measurements"]
-        if (entry["row"], entry["metric"]) == (row, metric) and classifier in (None, entry["classifier"])
+        for entry in result.measurements
+        if (entry.row, entry.metric) == (row, metric) and classifier in (None, entry.classifier)
     ]
     return entry
 
 
 @pytest.fixture(scope="module")
-def result() -> dict[str, Any]:
+def result() -> EvaluationResult:
     return evaluate(
         carded(blocks(60, seed=1)),
         blocks(90, seed=2),
@@ -67,10 +78,12 @@ def result() -> dict[str, Any]:
     )
 
 
-def test_every_number_carries_its_circumstances(result: dict[str, Any]) -> None:
-    assert result["notice"].startswith("NOT PRIVATE")
-    assert json.loads(json.dumps(result, allow_nan=False)) == result
-    for entry in result["measurements"]:
+def test_every_value_carries_its_circumstances(result: EvaluationResult) -> None:
+    content = result.to_json()
+    assert content["notice"].startswith("NOT PRIVATE")
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
+    assert EvaluationResult.from_json(content) == result
+    for entry in content["measurements"]:
         assert list(entry) == KEYS.split()
         assert entry["protocol"] == "sinkhorn"
         assert entry["guarantee"] == {"guarantee": "certified", "epsilon": 1.0, "delta": 1e-5, "unit": "image"}
@@ -87,18 +100,18 @@ def test_every_number_carries_its_circumstances(result: dict[str, Any]) -> None:
             assert "this run only" in entry["features"]["trained_on"]
 
 
-def test_baselines_frame_the_synthetic_row(result: dict[str, Any]) -> None:
-    assert {entry["row"] for entry in result["measurements"]} == {SYNTHETIC, REAL, HALVES, NOISE}
+def test_baselines_frame_the_synthetic_row(result: EvaluationResult) -> None:
+    assert {entry.row for entry in result.measurements} == {SYNTHETIC, REAL, HALVES, NOISE}
     for name in ("LR", "CNN"):
-        assert find(result, NOISE, "accuracy", name)["mean"] < 0.6 < find(result, SYNTHETIC, "accuracy", name)["mean"]
-    assert find(result, SYNTHETIC, "accuracy", "LR")["reference"] == {"data": "real", "split": "test", "count": 60}
-    assert find(result, HALVES, "accuracy", "LR")["candidate"]["count"] == 45
-    distances = {row: find(result, row, "frechet_distance")["mean"] for row in (SYNTHETIC, REAL, HALVES, NOISE)}
+        assert find(result, NOISE, "accuracy", name).mean < 0.6 < find(result, SYNTHETIC, "accuracy", name).mean
+    assert find(result, SYNTHETIC, "accuracy", "LR").reference == ImageSet("real", "test", 60)
+    assert find(result, HALVES, "accuracy", "LR").candidate.count == 45
+    distances = {row: find(result, row, "frechet_distance").mean for row in (SYNTHETIC, REAL, HALVES, NOISE)}
     assert max(distances[SYNTHETIC], distances[REAL], distances[HALVES]) < distances[NOISE]
-    assert find(result, SYNTHETIC, "label_agreement")["mean"] > 0.6
+    assert find(result, SYNTHETIC, "label_agreement").mean > 0.6
 
 
-def test_evaluation_is_repeatable(result: dict[str, Any]) -> None:
+def test_evaluation_is_repeatable(result: EvaluationResult) -> None:
     again = evaluate(
         carded(blocks(60, seed=1)),
         blocks(90, seed=2),
@@ -107,27 +120,28 @@ def test_evaluation_is_repeatable(result: dict[str, Any]) -> None:
         seeds=(4, 5),
         with_inception=False,
     )
-    assert json.dumps(again) == json.dumps(result)
+    assert again == result
 
 
-def test_selection_never_sees_real_data(result: dict[str, Any]) -> None:
+def test_selection_never_sees_real_data(result: EvaluationResult) -> None:
     """Other real images, even with wrong labels, leave the chosen epochs of the synthetic row where they were."""
     misleading = blocks(60, seed=8)
     misleading = Images(misleading.pixels, (misleading.labels + 1) % 3, CLASSES)
-    other = evaluate(blocks(60, seed=1), misleading, misleading, protocol=QUICK, seeds=(4, 5), with_inception=False)
+    real = blocks(60, seed=9)
+    other = evaluate(blocks(60, seed=1), real, misleading, protocol=QUICK, seeds=(4, 5), with_inception=False)
     before, after = (find(found, SYNTHETIC, "accuracy", "CNN") for found in (result, other))
-    assert before["settings"]["selected_epochs"] == after["settings"]["selected_epochs"]
-    assert before["mean"] != after["mean"]
+    assert before.settings["selected_epochs"] == after.settings["selected_epochs"]
+    assert before.mean != after.mean
 
 
 def test_several_sets_are_independent_generators_with_one_classifier_each() -> None:
     sets = [blocks(36, seed=seed) for seed in (1, 2, 3)]
     found = evaluate(sets, blocks(60, seed=4), blocks(45, seed=5), protocol=QUICK, with_inception=False)
     entry = find(found, SYNTHETIC, "accuracy", "LR")
-    assert (len(entry["values"]), entry["seeds"]) == (3, [0, 1, 2])
-    assert entry["std_over"] == "generators, one classifier each"
+    assert (len(entry.values), entry.seeds) == (3, (0, 1, 2))
+    assert entry.std_over == "generators, one classifier each"
     distance = find(found, SYNTHETIC, "frechet_distance")
-    assert len(set(distance["values"])) == 3 and distance["std"] > 0
+    assert len(set(distance.values)) == 3 and distance.std > 0
     with pytest.raises(ValueError, match="equally large"):
         evaluate([sets[0], blocks(30, seed=2)], blocks(60, seed=4), blocks(45, seed=5), with_inception=False)
 
@@ -135,7 +149,7 @@ def test_several_sets_are_independent_generators_with_one_classifier_each() -> N
 def test_inception_numbers_are_finite_on_collapsed_samples_and_cached(tmp_path: Path) -> None:
     one = blocks(1, seed=0)
     collapsed = Images(np.repeat(one.pixels, 30, axis=0), np.repeat(one.labels, 30), CLASSES)
-    lean = replace(QUICK, recipes=(LOGISTIC_REGRESSION,), judge="LR")
+    lean = replace(QUICK, classifiers=(LOGISTIC_REGRESSION,), agreement_classifier="LR")
     found = evaluate(
         collapsed,
         blocks(60, seed=4),
@@ -145,20 +159,20 @@ def test_inception_numbers_are_finite_on_collapsed_samples_and_cached(tmp_path: 
         feature_images=7,
         cache=tmp_path,
     )
-    json.dumps(found, allow_nan=False)
+    json.dumps(found.to_json(), allow_nan=False)
     entry = find(found, SYNTHETIC, "fid")
-    assert entry["features"]["hash"] == "sha1:a16e4d89c0ecbc17a915dd76ea9e41211aa82562"
-    assert (entry["candidate"]["count"], entry["reference"]) == (7, {"data": "real", "split": "test", "count": 7})
-    assert find(found, SYNTHETIC, "accuracy")["mean"] == pytest.approx(1 / 3)
-    assert find(found, SYNTHETIC, "fid")["mean"] > find(found, HALVES, "fid")["mean"]
+    assert entry.features.hash == "sha1:a16e4d89c0ecbc17a915dd76ea9e41211aa82562"
+    assert (entry.candidate.count, entry.reference) == (7, ImageSet("real", "test", 7))
+    assert find(found, SYNTHETIC, "accuracy").mean == pytest.approx(1 / 3)
+    assert find(found, SYNTHETIC, "fid").mean > find(found, HALVES, "fid").mean
     # Reference, first half (also the training subsample), second half and noise; the synthetic set is not kept.
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_class_names_decide_not_their_order_and_strangers_are_refused() -> None:
+def test_classes_are_matched_by_name_and_unknown_ones_are_refused() -> None:
     real, test = blocks(60, seed=4), blocks(45, seed=5)
     renamed = Images(test.pixels, 2 - test.labels, ("c", "b", "a"))
-    lean = replace(QUICK, recipes=(LOGISTIC_REGRESSION,), judge="LR")
+    lean = replace(QUICK, classifiers=(LOGISTIC_REGRESSION,), agreement_classifier="LR")
     plain, turned = (
         evaluate(synthetic, real, test, protocol=lean, seeds=(0,), with_inception=False)
         for synthetic in (test, renamed)
@@ -176,25 +190,67 @@ def test_protocols_keep_their_own_references_and_classifiers() -> None:
         "dppm": "train",
         "dpdm": "train",
         "bench": "train",
+        "bench-cifar": "train",
     }
-    assert [recipe.name for recipe in PROTOCOLS["bench"].recipes] == ["ResNet", "WRN", "ResNeXt"]
-    assert all(recipe.held_out for name in ("dpdm", "bench") for recipe in PROTOCOLS[name].recipes)
+    assert [spec.name for spec in PROTOCOLS["bench"].classifiers] == ["ResNet", "WRN", "ResNeXt"]
+    assert all(spec.held_out for name in ("dpdm", "bench") for spec in PROTOCOLS[name].classifiers)
     assert isinstance(protocol_named("dppm"), Protocol)
     with pytest.raises(ValueError, match="sinkhorn, dppm, dpdm, bench"):
         protocol_named("fid")
 
 
 def test_bench_reports_the_mean_of_its_classifiers_and_compares_with_the_training_split() -> None:
-    tiny = tuple(replace(recipe, network=mlp, epochs=1, held_out=0.2) for recipe in PROTOCOLS["bench"].recipes)
+    tiny = tuple(replace(spec, network=mlp, epochs=1, held_out=0.2) for spec in PROTOCOLS["bench"].classifiers)
     found = evaluate(
         blocks(36, seed=1),
         blocks(60, seed=4),
         blocks(45, seed=5),
-        protocol=replace(PROTOCOLS["bench"], recipes=tiny),
+        protocol=replace(PROTOCOLS["bench"], classifiers=tiny),
         seeds=(0, 1),
         with_inception=False,
     )
-    parts = [find(found, SYNTHETIC, "accuracy", name)["mean"] for name in ("ResNet", "WRN", "ResNeXt")]
-    assert find(found, SYNTHETIC, "accuracy", "mean of ResNet, WRN, ResNeXt")["mean"] == pytest.approx(np.mean(parts))
-    assert find(found, SYNTHETIC, "frechet_distance")["reference"]["split"] == "train"
-    assert find(found, REAL, "frechet_distance")["candidate"]["split"] == "test"
+    parts = [find(found, SYNTHETIC, "accuracy", name).mean for name in ("ResNet", "WRN", "ResNeXt")]
+    assert find(found, SYNTHETIC, "accuracy", "mean of ResNet, WRN, ResNeXt").mean == pytest.approx(np.mean(parts))
+    assert find(found, SYNTHETIC, "frechet_distance").reference.split == "train"
+    assert find(found, REAL, "frechet_distance").candidate.split == "test"
+
+
+def test_bench_also_picks_on_real_validation_images_and_says_so() -> None:
+    tiny = tuple(replace(spec, network=mlp, epochs=3, held_out=0.2) for spec in PROTOCOLS["bench"].classifiers)
+    found = evaluate(
+        blocks(36, seed=1),
+        blocks(60, seed=4),
+        blocks(45, seed=5),
+        real_validation=blocks(30, seed=6),
+        protocol=replace(PROTOCOLS["bench"], classifiers=tiny, feature_images=20),
+        seeds=(0,),
+        with_inception=False,
+        baselines=False,
+    )
+    names = ("ResNet", "WRN", "ResNeXt")
+    validated = [find(found, SYNTHETIC, "accuracy", f"{name}, validated on real images") for name in names]
+    best = find(found, SYNTHETIC, "accuracy", "best of ResNet, WRN, ResNeXt, validated on real images")
+    assert best.mean == max(one.mean for one in validated)
+    assert "not private" in best.settings["selection"] and "synthetic" in found.protocol.selection
+    # The headline of a page is the honest one: the mean of the three networks.
+    headline = found.headline()
+    assert headline is not None and headline.classifier == "mean of ResNet, WRN, ResNeXt"
+    # FID takes 50,000 of the 60,000 synthetic images; here 20 of 36, against all training images.
+    distance = find(found, SYNTHETIC, "frechet_distance")
+    assert (distance.candidate.count, distance.reference.count) == (20, 60)
+
+
+def test_test_images_that_were_trained_on_are_refused() -> None:
+    real = blocks(60, seed=4)
+    with pytest.raises(ValueError, match="also training images") as refused:
+        evaluate(blocks(36, seed=1), real, real, protocol=QUICK, with_inception=False)
+    assert not any(character.isdigit() for character in str(refused.value))
+
+
+def test_the_bench_split_is_torchs_random_split() -> None:
+    images = blocks(60, seed=0)
+    torch.manual_seed(0)
+    expected = torch.utils.data.random_split(range(60), [50, 10])
+    train, aside = bench_split(images, validation=10)
+    np.testing.assert_array_equal(train.pixels, images.pixels[expected[0].indices])
+    np.testing.assert_array_equal(aside.pixels, images.pixels[expected[1].indices])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sfumato.evaluation.classifiers import LOGISTIC_REGRESSION, learn
+from sfumato.evaluation.classifiers import LOGISTIC_REGRESSION, train_classifier
 from sfumato.evaluation.fidelity import kernel_distance, statistics
 from sfumato.evaluation.inception import weights_path
 
@@ -26,7 +26,7 @@ def test_missing_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     pixels = np.zeros((4, 1, 4, 4), dtype=np.uint8)
     with pytest.raises(ModuleNotFoundError, match=INSTALL):
-        learn(LOGISTIC_REGRESSION, pixels, np.array([0, 1, 0, 1]), classes=2, seed=0)
+        train_classifier(LOGISTIC_REGRESSION, pixels, np.array([0, 1, 0, 1]), classes=2, seed=0)
 
 
 def test_missing_inception_weights(monkeypatch: pytest.MonkeyPatch) -> None:

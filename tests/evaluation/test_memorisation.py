@@ -20,12 +20,12 @@ def test_copies_are_counted_and_fresh_images_are_not() -> None:
     train, test = noise(5000, 0), noise(100, 1)
     copied = nearest_neighbours(train[[5, 7, 4999]], train, test)
     assert copied.nearest.tolist() == [5, 7, 4999]
-    assert copied.summary()["exact_copies"] == 3
-    assert copied.summary()["share_nearer_than_one_percent_of_test"] == 1.0
+    assert copied.summary().exact_copies == 3
+    assert copied.summary().share_nearer_than_one_percent_of_test == 1.0
     fresh = nearest_neighbours(noise(100, 2), train, test).summary()
-    assert fresh["exact_copies"] == 0
-    assert float(fresh["share_nearer_than_one_percent_of_test"]) < 0.1
-    assert str(fresh["notice"]).startswith("INTERNAL")
+    assert fresh.exact_copies == 0
+    assert fresh.share_nearer_than_one_percent_of_test < 0.1
+    assert fresh.notice.startswith("INTERNAL")
 
 
 def test_distance_is_the_root_mean_square_of_the_nearest() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ EVENT = SubsampledGaussian("train", (Block("gradient", 4.0),), sampling_rate=0.1
 
 def spend(ledger: Ledger, event: SubsampledGaussian = EVENT) -> str:
     run = ledger.start_run(method="m", variant="v", seeded=False)
-    ledger.reserve([event])
+    ledger.reserve(run, [event])
     for _ in range(event.steps):
         ledger.charge(run, event.times(1))
     return run
@@ -50,7 +51,7 @@ def test_refuses_before_the_spend_and_keeps_going(tmp_path: Path) -> None:
         spend(ledger)
         before = ledger.head
         with pytest.raises(BudgetExceeded, match="refused"):
-            ledger.reserve([EVENT.times(5000)])
+            ledger.reserve("run", [EVENT.times(5000)])
         with pytest.raises(BudgetExceeded, match="no reservation"):
             ledger.charge("run", EVENT.times(1))
         assert ledger.head == before
@@ -60,11 +61,11 @@ def test_refuses_before_the_spend_and_keeps_going(tmp_path: Path) -> None:
 def test_a_reservation_counts_until_the_ledger_is_closed(tmp_path: Path) -> None:
     half = SubsampledGaussian("half", (Block("sum", 2.5),))
     with Ledger(tmp_path / "l", BUDGET) as ledger:
-        ledger.reserve([half])
+        ledger.reserve("run", [half])
         with pytest.raises(BudgetExceeded):
-            ledger.reserve([half])
+            ledger.reserve("run", [half])
     with Ledger(tmp_path / "l", BUDGET) as ledger:
-        ledger.reserve([half])
+        ledger.reserve("run", [half])
 
 
 def test_raw_access_only_where_nothing_is_promised(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_a_crash_between_entry_and_head_keeps_the_charge(tmp_path: Path) -> None
     with Ledger(path, BUDGET) as ledger:
         run = spend(ledger, EVENT.times(2))
         head = (tmp_path / "l.head").read_text()
-        ledger.reserve([EVENT.times(1)])
+        ledger.reserve(run, [EVENT.times(1)])
         ledger.charge(run, EVENT.times(1))
     (tmp_path / "l.head").write_text(head)
     assert Ledger.read(path).charged_steps(run, "train") == 3
@@ -152,10 +153,10 @@ from sfumato.privacy import *
 event = SubsampledGaussian("sum", (Block("sum", 2.5),))
 try:
     with Ledger(sys.argv[1], Budget(2.0, 1e-5)) as ledger:
-        ledger.reserve([event])
+        run = ledger.start_run(method="m", variant="v", seeded=False)
+        ledger.reserve(run, [event])
         print("reserved", flush=True)
         sys.stdin.readline()
-        run = ledger.start_run(method="m", variant="v", seeded=False)
         ledger.charge(run, event)
         print("spent", flush=True)
 except (BudgetExceeded, LedgerBusy) as error:
@@ -186,3 +187,26 @@ def test_one_writer_within_a_process_too(tmp_path: Path) -> None:
         Ledger(tmp_path / "l", BUDGET)
     lines = (tmp_path / "l").read_text().splitlines()
     assert json.loads(lines[0])["kind"] == "ledger"
+
+
+def test_an_entry_is_forced_to_the_disk_before_the_charge_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that loses power after the noise was drawn must not lose the charge."""
+    forced: list[tuple[str, int]] = []
+    real = os.fsync
+
+    def watched(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        forced.append((path, os.fstat(descriptor).st_size))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    path = tmp_path / "l"
+    with Ledger(path, BUDGET) as ledger:
+        run = ledger.start_run(method="m", variant="v", seeded=False)
+        ledger.reserve(run, [EVENT])
+        for _ in range(3):
+            forced.clear()
+            ledger.charge(run, EVENT.times(1))
+            assert (str(path), path.stat().st_size) in forced

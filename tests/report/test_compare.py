@@ -25,6 +25,7 @@ from sfumato.experiments.training import train_release
 from sfumato.methods import DPMERF, METHODS, find
 from sfumato.privacy import Block, Budget, Ledger, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
+from sfumato.privacy.interfaces import Started
 from sfumato.report.scan import scan
 from sfumato.training.run_folder import Run
 
@@ -123,9 +124,10 @@ def test_a_run_whose_answer_is_lost_is_begun_again_and_still_counted(tmp_path: P
     budget = Budget(3.0, 1e-5)
     begun.begin({"method": "dp-merf", "parameters": method.parameters(), "budget": budget.to_json()}, resume=False)
     with contextlib.closing(Ledger(begun.ledger, budget)) as ledger:
-        run = ledger.start_run(method="dp-merf", variant="certified", seeded=False)
-        begun.checkpoint.start(run, 0)
-        ledger.reserve(method.plan(budget).events)
+        facts = {"parameters": method.parameters(), "plan": method.plan(budget).to_json()}
+        run = ledger.start_run(method="dp-merf", variant="certified", seeded=False, facts=facts)
+        begun.checkpoint.start(Started(run, 0, ledger.id, *ledger.head))
+        ledger.reserve(run, method.plan(budget).events)
         ledger.charge(run, method.plan(budget).events[0])
     train_release(training, conditions, TRAIN)
     assert (begun.folder / "release" / "card.json").exists()

@@ -19,9 +19,10 @@ from sfumato.data import PrivateImages
 from sfumato.methods import DPMERF
 from sfumato.methods.registry import load
 from sfumato.privacy import Budget
+from sfumato.release.attack_bounds import recognised_by_definition
 from sfumato.report.folder import RunFolder
 from sfumato.report.internal import internal_page
-from sfumato.report.odds import most_recognised, percent_up
+from sfumato.report.probabilities import percent_up
 from sfumato.report.public import public_page
 
 
@@ -137,13 +138,13 @@ def test_the_internal_page_has_baselines_classes_memorisation_and_cost(pages: di
     one, several = pages["internal"].read_text(), pages["several"].read_text()
     for words in ("real half against real half", "uniform noise", "worst class", "Exact copies", "256 MiB"):
         assert words in one
-    assert "How much use does a larger ε buy?" in several and "How much use does a larger ε buy?" not in one
+    assert "How does accuracy change with ε?" in several and "How does accuracy change with ε?" not in one
     # Two runs share ε ≈ 2, so that its point has an error bar; the single run at ε ≈ 8 has none.
     chart = several[several.index("<svg") : several.index("</svg>")]
     assert chart.count("h8m-4") == 1
 
 
-def test_a_run_that_nobody_has_judged_says_how(tmp_path: Path) -> None:
+def test_a_run_without_an_evaluation_says_how_to_make_one(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run")
     assert "sfumato evaluate SYNTHETIC --real DATA --json RUN/internal/evaluation.json" in internal_page(
         [RunFolder(run.folder)]
@@ -153,12 +154,12 @@ def test_a_run_that_nobody_has_judged_says_how(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("share", "text"), [(0.7310, "73.1"), (0.73101, "73.2"), (0.9999, "> 99.9"), (1.0, "100")])
-def test_odds_are_rounded_against_us(share: float, text: str) -> None:
+def test_probabilities_are_rounded_up(share: float, text: str) -> None:
     assert percent_up(share) == text
 
 
-def test_odds_by_the_definition() -> None:
-    assert most_recognised(0.0, 0.0, 0.01) == pytest.approx(0.01)
-    assert most_recognised(1.0, 1e-5, 0.01) == pytest.approx(0.0271928, rel=1e-4)
-    assert most_recognised(1.0, 0.0, 0.9) == pytest.approx(1 - 0.1 / 2.718282, rel=1e-5)
-    assert most_recognised(800.0, 0.0, 0.001) == 1.0
+def test_bounds_by_the_definition() -> None:
+    assert recognised_by_definition(0.0, 0.0, 0.01) == pytest.approx(0.01)
+    assert recognised_by_definition(1.0, 1e-5, 0.01) == pytest.approx(0.0271928, rel=1e-4)
+    assert recognised_by_definition(1.0, 0.0, 0.9) == pytest.approx(1 - 0.1 / 2.718282, rel=1e-5)
+    assert recognised_by_definition(800.0, 0.0, 0.001) == 1.0

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 from PIL import Image, PngImagePlugin
 from safetensors.numpy import load_file, save_file
 
 from report.finished import TRAIN, evaluated, finished_run
 from sfumato.cli.main import main
+from sfumato.data import PrivateImages
+from sfumato.methods.dppm import DPPM
 from sfumato.methods.registry import load
+from sfumato.privacy import Budget
+from sfumato.release import Card
 from sfumato.release.image_grid import data_address
+from sfumato.report.probabilities import AttackBounds
 from sfumato.report.public import public_page
 from sfumato.report.scan import scan
+from sfumato.training.run_folder import Run
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +79,33 @@ def test_a_private_statistic_on_the_public_page_is_caught(run: Path) -> None:
 
 
 def test_a_page_maker_that_reads_too_much_is_caught(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redrawing such a page repeats its mistake; where the number comes from gives it away."""
+    """Rendering such a page again repeats its mistake; the origin of the number reveals it."""
     import sfumato.report.public as public
-    from sfumato.report.odds import meaning
+    from sfumato.report.probabilities import attack_bounds
 
-    monkeypatch.setattr(public, "meaning", lambda card: meaning(card) + f"<p>From {len(TRAIN.labels)} images.</p>")
+    def leaking_bounds(card: Card) -> AttackBounds | None:
+        found = attack_bounds(card)
+        return found and replace(found, dots=found.dots + Markup("<p>From {} images.</p>").format(len(TRAIN.labels)))
+
+    monkeypatch.setattr(public, "attack_bounds", leaking_bounds)
     leaking = public_page(load(run / "release"))
     findings = scan(run, page=leaking)
     assert [finding.where for finding in findings] == ["public.html"]
     assert "stands in internal/evaluation.json, counts.real_train" in findings[0].what
+
+
+def test_negative_parameters_come_from_the_card(tmp_path: Path) -> None:
+    """DPPM has a parameter of −0.7: it must not be taken for a number that the card does not have."""
+    run = Run(tmp_path / "run")
+    run.begin({"method": "dppm"}, resume=False)
+    method = DPPM.small()
+    assert any(isinstance(value, float) and value < 0 for value in method.parameters().values())
+    run.finish(method.fit(PrivateImages.from_images(TRAIN), Budget(5.0, 1e-5), run.ledger))
+    page = public_page(load(run.release))
+    assert re.search(r"= -\d", page)
+    assert scan(run.folder, page=page) == []
+    planted = page.replace("</main>", "<p>-0.4321 and −0.9876</p></main>")
+    assert sum("does not come from the card" in finding.what for finding in scan(run.folder, page=planted)) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""A feature network trained on the real data's own classes.
+"""Class features: a feature network that is trained to classify the real data.
 
-ImageNet features know nothing of 28×28 digits; this network knows the classes. But it is a new one for every data
-set: its numbers compare within one run and with no paper, and they are marked so.
+ImageNet features describe 28×28 digits poorly; this network separates the classes. It is a new network for every
+dataset, so its values compare within one evaluation and with no paper, and results say so.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ BATCH = 128
 TRAINING_IMAGES = 10_000
 
 
-class OwnClassFeatures(nn.Module):
-    """Three strided convolutions and a linear layer to the features; the classes hang on these by one more."""
+class ClassFeatures(nn.Module):
+    """Three strided convolutions and a linear layer to the features, and a linear classifier on top of them."""
 
     num_features = DIMENSION
 
@@ -43,11 +43,13 @@ class OwnClassFeatures(nn.Module):
         self.head = nn.Linear(DIMENSION, classes)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Features of uint8 images."""
         values = images.float().div(255.0).contiguous(memory_format=torch.channels_last)
-        return self.body(values)
+        features: Tensor = self.body(values)
+        return features
 
 
-def own_class_network(
+def train_class_features(
     pixels: np.ndarray,
     labels: np.ndarray,
     *,
@@ -56,9 +58,9 @@ def own_class_network(
     device: str | torch.device = "cpu",
     progress: Progress = silent,
 ) -> FeatureNetwork:
-    """Train it on at most 10,000 of the real training images."""
+    """Train the network on at most 10,000 of the real training images."""
     if classes < 2:
-        raise ValueError("a feature network of the data's own classes needs at least two classes")
+        raise ValueError("class features need at least two classes")
     device = torch.device(device)
     rows = np.sort(np.random.default_rng(seed).permutation(len(pixels))[:TRAINING_IMAGES])
     images = torch.tensor(np.asarray(pixels[rows]), device=device)
@@ -66,20 +68,20 @@ def own_class_network(
     order = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = OwnClassFeatures(pixels.shape[1], classes).to(device)
+        module = ClassFeatures(pixels.shape[1], classes).to(device)
     optimizer = torch.optim.Adam(module.parameters(), fused=True)
     for epoch in range(EPOCHS):
         for part in torch.randperm(len(images), generator=order).to(device).split(BATCH):
             optimizer.zero_grad(set_to_none=True)
             F.cross_entropy(module.head(F.relu(module(images[part]))), targets[part]).backward()
             optimizer.step()
-        progress("own-class feature network", epoch + 1, EPOCHS)
+        progress("class-feature network", epoch + 1, EPOCHS)
     module.eval().requires_grad_(False)
     digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         digest.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
     return FeatureNetwork(
-        name="own-class CNN",
+        name="class-feature CNN",
         hash=f"sha256:{digest.hexdigest()}",
         dimension=DIMENSION,
         resize="none",

@@ -1,4 +1,4 @@
-"""Feature networks: what FID, KID and precision look at instead of pixels."""
+"""Feature networks, on whose outputs FID, KID, precision and recall are computed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.evaluation.classifiers import Progress, silent
+from sfumato.evaluation.results import FeatureIdentity
 
 
 @dataclass(frozen=True)
 class FeatureNetwork:
-    """A network from images (uint8 ``[B, C, H, W]``) to features ``[B, dimension]``, and the words that identify it.
-
-    Numbers of two networks compare only if their hashes are equal.
-    """
+    """A network from images (uint8 ``[B, C, H, W]``) to features ``[B, dimension]``, with what identifies it."""
 
     name: str
     hash: str
@@ -27,15 +25,9 @@ class FeatureNetwork:
     trained_on: str
     module: nn.Module
 
-    def identity(self) -> dict[str, str | int]:
+    def identity(self) -> FeatureIdentity:
         """What a result says about the network it was measured with."""
-        return {
-            "name": self.name,
-            "hash": self.hash,
-            "dimension": self.dimension,
-            "resize": self.resize,
-            "trained_on": self.trained_on,
-        }
+        return FeatureIdentity(self.name, self.hash, self.dimension, self.resize, self.trained_on)
 
 
 def extract(
@@ -62,7 +54,7 @@ def extract(
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Convolutions in float32 proper: torch lets them round to TF32 on a GPU, and FID is compared across machines."""
+    """Convolutions in float32: by default torch rounds them to TF32 on a GPU, and FID is compared across machines."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:

@@ -1,22 +1,25 @@
-"""The image sets of a run: synthetic and real with one label set, and the baselines made from them."""
+"""The image sets of an evaluation: synthetic and real ones with one label set, subsets, splits and noise."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from sfumato.data.images import Images
 from sfumato.release.synthetic import SyntheticImages
 
 SPLIT_SEED = 0
-"""Fixes subsamples, halves and noise, so that their features can be found in the cache again."""
+"""Fixes subsets, halves and noise, so that their features can be found in the cache again."""
+
+AnyImages = Images | SyntheticImages
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """Images whose labels are numbers into the run's one label set."""
+class LabelledImages:
+    """Images whose labels are numbers into the evaluation's one label set."""
 
     pixels: np.ndarray
     labels: np.ndarray
@@ -24,12 +27,12 @@ class Labelled:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def first(self, count: int | None) -> Labelled:
-        """At most ``count`` random images: the first of one fixed order, so that a smaller draw is part of a larger."""
+    def first(self, count: int | None) -> LabelledImages:
+        """At most ``count`` random images: the first of one fixed order, so that a smaller set is part of a larger."""
         return self if count is None or count >= len(self) else self._rows(self._order()[:count])
 
-    def halves(self, count: int | None) -> tuple[Labelled, Labelled]:
-        """At most ``count`` images of each of two disjoint halves; the left ones are those of ``first``."""
+    def halves(self, count: int | None) -> tuple[LabelledImages, LabelledImages]:
+        """At most ``count`` images of each of two disjoint halves; the first ones are those of ``first``."""
         middle = len(self) // 2
         count = middle if count is None else min(count, middle)
         order = self._order()
@@ -38,38 +41,74 @@ class Labelled:
     def _order(self) -> np.ndarray:
         return np.random.default_rng(SPLIT_SEED).permutation(len(self))
 
-    def _rows(self, rows: np.ndarray) -> Labelled:
+    def _rows(self, rows: np.ndarray) -> LabelledImages:
         rows = np.sort(rows)
-        return Labelled(self.pixels[rows], self.labels[rows])
+        return LabelledImages(self.pixels[rows], self.labels[rows])
 
 
-def aligned(given: Images | SyntheticImages, classes: Sequence[str], shape: tuple[int, ...], *, name: str) -> Labelled:
-    """Labels renumbered into ``classes`` by name."""
-    images = Images(given.images, given.labels, given.classes) if isinstance(given, SyntheticImages) else given
-    if images.pixels.dtype != np.uint8 or images.pixels.ndim != 4 or images.pixels.shape[1:] != shape:
+def aligned(given: AnyImages, classes: Sequence[str], shape: tuple[int, ...], *, name: str) -> LabelledImages:
+    """The images with their labels renumbered into ``classes`` by name."""
+    pixels = given.images if isinstance(given, SyntheticImages) else given.pixels
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1:] != shape:
         raise ValueError(
             f"{name} images must be uint8 of shape {shape} (channels, height, width) like the real training images, "
-            f"not {images.pixels.dtype} {images.pixels.shape[1:]}; read both with the same size and colour"
+            f"not {pixels.dtype} {pixels.shape[1:]}; read both with the same size and colour"
         )
-    if len(images.pixels) != len(images.labels):
+    if len(pixels) != len(given.labels):
         raise ValueError(f"{name}: there must be one label for each image; the two counts differ")
-    if len(images.pixels) < 2:
+    if len(pixels) < 2:
         raise ValueError(f"{name}: an evaluation needs at least two images")
-    if tuple(images.classes) == tuple(classes):
-        return Labelled(images.pixels, np.asarray(images.labels, dtype=np.int64))
-    unknown = [entry for entry in images.classes if entry not in classes]
+    labels = np.asarray(given.labels, dtype=np.int64)
+    if tuple(given.classes) == tuple(classes):
+        return LabelledImages(pixels, labels)
+    unknown = [entry for entry in given.classes if entry not in classes]
     if unknown:
         raise ValueError(
             f"{name} images declare the classes {unknown}, which the real data does not have; its label set is "
             f"{list(classes)}. Class names must agree, their order need not"
         )
-    places = np.array([list(classes).index(entry) for entry in images.classes], dtype=np.int64)
-    return Labelled(images.pixels, places[np.asarray(images.labels, dtype=np.int64)])
+    places = np.array([list(classes).index(entry) for entry in given.classes], dtype=np.int64)
+    return LabelledImages(pixels, places[labels])
 
 
-def uniform_noise(count: int, classes: int, shape: tuple[int, ...]) -> Labelled:
-    """Pixels and labels without any knowledge of the data: the worst a generator should do."""
+def refuse_shared_images(train: LabelledImages, test: LabelledImages) -> None:
+    """Refuse test images that were trained on: more than a tenth of them are pixel by pixel among the training images.
+
+    Public datasets hold a few duplicates, so that single ones are let pass.
+    """
+    known = {hash(image.tobytes()) for image in train.pixels}
+    shared = sum(hash(image.tobytes()) in known for image in test.pixels)
+    if shared > len(test) // 10:
+        raise ValueError(
+            "many of the real test images are also training images, so that accuracies would be measured on what was "
+            "learnt; give other test images (--real-test), or data with a test split"
+        )
+
+
+def uniform_noise(count: int, classes: int, shape: tuple[int, ...]) -> LabelledImages:
+    """Pixels and labels that know nothing of the data: a baseline that any generator should exceed."""
     random = np.random.default_rng(SPLIT_SEED)
-    return Labelled(
+    return LabelledImages(
         random.integers(0, 256, size=(count, *shape), dtype=np.uint8), np.arange(count, dtype=np.int64) % classes
     )
+
+
+def bench_split(images: Images, *, validation: int = 5_000) -> tuple[Images, Images]:
+    """DPImageBench's split of the training images: those a generator is trained on, and its validation images.
+
+    It is torch's ``random_split`` with the seed 0: the first of a random permutation are the training images.
+    """
+    order = torch.randperm(len(images.labels), generator=torch.Generator().manual_seed(0)).numpy()
+    if not 0 < validation < len(order):
+        raise ValueError(f"there must be from 1 to {len(order) - 1} validation images, not {validation}")
+    parts = (order[: len(order) - validation], order[len(order) - validation :])
+    train, aside = (
+        replace(
+            images,
+            pixels=images.pixels[rows],
+            labels=images.labels[rows],
+            persons=None if images.persons is None else images.persons[rows],
+        )
+        for rows in parts
+    )
+    return train, aside

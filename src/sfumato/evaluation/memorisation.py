@@ -1,6 +1,6 @@
-"""Nearest private neighbours of synthetic images. INTERNAL: it shows and numbers private images, so it may not leave.
+"""Nearest private neighbours of synthetic images. INTERNAL: the result shows private images and may not leave.
 
-It is a look, not a proof: distance in pixels finds copies, and finding none shows nothing. What holds is the ledger.
+A distance in pixels finds copies; finding none proves nothing. The guarantee rests on the ledger.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sfumato.evaluation.results import MemorisationSummary
 from sfumato.files import new_file
 
 NOTICE = "INTERNAL: shows private images; may not leave"
@@ -28,21 +29,18 @@ class Neighbours:
     distance: np.ndarray
     test_distance: np.ndarray
 
-    def summary(self) -> dict[str, float | int | str]:
-        """Synthetic images that lie nearer to a training image than almost any fresh real image does.
-
-        About 1 % is what a perfect generator would show; far more speaks for copying.
-        """
+    def summary(self) -> MemorisationSummary:
+        """The share of synthetic images that are nearer to a training image than 99 % of fresh real images are."""
         threshold = float(np.quantile(self.test_distance, 0.01))
-        return {
-            "notice": NOTICE,
-            "synthetic_count": len(self.distance),
-            "test_count": len(self.test_distance),
-            "exact_copies": int((self.distance == 0).sum()),
-            "share_nearer_than_one_percent_of_test": float((self.distance < threshold).mean()),
-            "median_distance": float(np.median(self.distance)),
-            "median_distance_of_test": float(np.median(self.test_distance)),
-        }
+        return MemorisationSummary(
+            notice=NOTICE,
+            synthetic_count=len(self.distance),
+            test_count=len(self.test_distance),
+            exact_copies=int((self.distance == 0).sum()),
+            share_nearer_than_one_percent_of_test=float((self.distance < threshold).mean()),
+            median_distance=float(np.median(self.distance)),
+            median_distance_of_test=float(np.median(self.test_distance)),
+        )
 
 
 def nearest_neighbours(
@@ -62,7 +60,7 @@ def _flat(pixels: np.ndarray, device: torch.device) -> Tensor:
 
 
 def _search(images: Tensor, train: np.ndarray, chunk: int = 4096) -> tuple[np.ndarray, np.ndarray]:
-    """The training images pass by in chunks, so that a memory map larger than the memory will do."""
+    """Nearest training image of each image, in chunks, so that a memory map larger than the memory can be searched."""
     best = torch.full((len(images),), torch.inf, device=images.device)
     rows = torch.zeros(len(images), dtype=torch.int64, device=images.device)
     exact = torch.zeros_like(best)

@@ -1,72 +1,77 @@
-"""The four published ways to judge synthetic images. Numbers of different protocols never share a column."""
+"""The four published protocols for synthetic images. Values of different protocols never share a column."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-import torch
-from torch import nn
-
-from sfumato.evaluation.classifiers import CNN, LOGISTIC_REGRESSION, MLP, Recipe, Shape
+from sfumato.evaluation.classifier_networks import pooled_cnn, small_pooled_cnn
+from sfumato.evaluation.classifiers import CNN, LOGISTIC_REGRESSION, MLP, ClassifierSpec, OptimizerSpec
 from sfumato.evaluation.resnets import resnet, resnext, wide_resnet
-
-
-def pooled_cnn(shape: Shape, classes: int) -> nn.Module:
-    """Three convolutions, two poolings, two linear layers: DPPM's classifier in our reading of a garbled figure."""
-    body = nn.Sequential(
-        nn.Conv2d(shape[0], 32, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3),
-        nn.ReLU(),
-        nn.Flatten(),
-    )
-    return nn.Sequential(body, nn.Linear(_width(body, shape), 128), nn.ReLU(), nn.Linear(128, classes))
-
-
-def small_pooled_cnn(shape: Shape, classes: int) -> nn.Module:
-    """Two padded convolutions, each pooled, two linear layers."""
-    body = nn.Sequential(
-        nn.Conv2d(shape[0], 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-    )
-    return nn.Sequential(body, nn.Linear(_width(body, shape), 128), nn.ReLU(), nn.Linear(128, classes))
-
-
-def _width(body: nn.Module, shape: Shape) -> int:
-    with torch.inference_mode():
-        return body(torch.zeros(1, *shape)).shape[1]
+from sfumato.evaluation.results import ProtocolSummary
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """Classifiers, the real set that FID is measured against, and how many synthetic images its papers use.
+    """Classifiers, the real set of the distances, and how many synthetic images its papers use.
 
-    ``mean_of_classifiers`` asks for one more row: the mean over the classifiers of each seed. ``judge`` names the
-    classifier that, trained on real data, says whether a synthetic image shows its label.
+    Attributes:
+        reference: The real split that FID is computed against.
+        agreement_classifier: The classifier that, trained on real data, measures label agreement.
+        selection: How the epoch is picked.
+        feature_images: How many synthetic images FID uses, where that is not all of them.
+        several_networks: Whether results are also given as the mean over the networks, and, with validation images,
+            as the best of the networks at their validated epochs.
     """
 
     name: str
     papers: str
     synthetic_count: int
     reference: Literal["train", "test"]
-    recipes: tuple[Recipe, ...]
-    judge: str
+    classifiers: tuple[ClassifierSpec, ...]
+    agreement_classifier: str
     selection: str
-    mean_of_classifiers: bool = False
+    feature_images: int | None = None
+    several_networks: bool = False
+
+    def summary(self) -> ProtocolSummary:
+        """What a result says about its protocol."""
+        trained = [spec for spec in self.classifiers if spec.network is not None]
+        return ProtocolSummary(
+            name=self.name,
+            papers=self.papers,
+            synthetic_count_in_the_papers=self.synthetic_count,
+            fid_against=f"real {self.reference}",
+            classifiers=tuple(spec.name for spec in self.classifiers),
+            selection=self.selection,
+            input="pixels from −1 to 1" if any(spec.centred for spec in trained) else "pixels / 255",
+            optimiser=str(trained[0].optimizer) if trained else "scikit-learn defaults",
+        )
 
 
 _LAST = "last epoch"
-_HELD_OUT = "best epoch on 10 % held out of the images trained on"
+
+_BENCH = partial(
+    ClassifierSpec,
+    epochs=50,
+    held_out=1 / 12,
+    ties="last",
+    optimizer=OptimizerSpec(0.01, step_size=20, gamma=0.2),
+    centred=True,
+    ema_decay=0.9999,
+)
+_BENCH_CIFAR = partial(
+    ClassifierSpec,
+    epochs=200,
+    batch=126,
+    held_out=1 / 12,
+    ties="last",
+    optimizer=OptimizerSpec(0.1, momentum=0.9, weight_decay=5e-4, step_size=60, gamma=0.2),
+    centred=True,
+    ema_decay=0.9999,
+)
+_BENCH_SELECTION = "best epoch on a twelfth of the synthetic images, held out (DPImageBench: on sensitive images)"
 
 PROTOCOLS: dict[str, Protocol] = {
     protocol.name: protocol
@@ -85,7 +90,7 @@ PROTOCOLS: dict[str, Protocol] = {
             "DPPM, DataLens, DPAF",
             10_000,
             "train",
-            (Recipe("CNN", pooled_cnn, epochs=20),),
+            (ClassifierSpec("CNN", pooled_cnn, epochs=20),),
             "CNN",
             _LAST,
         ),
@@ -94,23 +99,35 @@ PROTOCOLS: dict[str, Protocol] = {
             "DPDM",
             60_000,
             "train",
-            (Recipe("CNN", small_pooled_cnn, epochs=50, held_out=0.1),),
+            (ClassifierSpec("CNN", small_pooled_cnn, epochs=50, held_out=0.1),),
             "CNN",
-            _HELD_OUT,
+            "best epoch on 10 % held out of the images trained on",
         ),
         Protocol(
             "bench",
-            "DPImageBench (it selects on sensitive validation data; here only on synthetic data)",
+            "DPImageBench",
+            60_000,
+            "train",
+            (_BENCH("ResNet", resnet), _BENCH("WRN", wide_resnet), _BENCH("ResNeXt", resnext)),
+            "ResNet",
+            _BENCH_SELECTION,
+            feature_images=50_000,
+            several_networks=True,
+        ),
+        Protocol(
+            "bench-cifar",
+            "DPImageBench, its settings for CIFAR-10",
             60_000,
             "train",
             (
-                Recipe("ResNet", resnet, epochs=30, held_out=0.1),
-                Recipe("WRN", wide_resnet, epochs=30, held_out=0.1),
-                Recipe("ResNeXt", resnext, epochs=30, held_out=0.1),
+                _BENCH_CIFAR("ResNet", partial(resnet, depth=164)),
+                _BENCH_CIFAR("WRN", partial(wide_resnet, depth=28, widen=10)),
+                _BENCH_CIFAR("ResNeXt", partial(resnext, depth=28, widen=10)),
             ),
             "ResNet",
-            _HELD_OUT,
-            mean_of_classifiers=True,
+            _BENCH_SELECTION,
+            feature_images=50_000,
+            several_networks=True,
         ),
     )
 }

@@ -1,95 +1,250 @@
-"""One measured number with everything that is needed to read it, ready for JSON."""
+"""Typed results of an evaluation: every number with all that is needed to read it."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from sfumato.evaluation.classifiers import Accuracy
-from sfumato.evaluation.features import FeatureNetwork
+from sfumato.evaluation.metrics import metric_named
 from sfumato.release.card import Guarantee
+from sfumato.release.plain_data import entries
 
 NOTICE = "NOT PRIVATE: computed from real data; for internal use, not covered by any (ε, δ)"
 
+SYNTHETIC = "synthetic"
+REAL = "real training data"
+HALVES = "real half against real half"
+NOISE = "uniform noise"
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation; a single value has no deviation."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
 
 @dataclass(frozen=True)
-class Side:
-    """A set of images that took part: what it is, which split of the real data (if any), and how many images."""
+class ImageSet:
+    """A set of images that took part: what it is, which split of the real data, if any, and how many images."""
 
     data: str
     split: str | None
     count: int
 
-    def as_json(self) -> dict[str, Any]:
-        return {"data": self.data, "split": self.split, "count": self.count}
+
+@dataclass(frozen=True)
+class FeatureIdentity:
+    """The feature network of a measurement. Values of two networks compare only if their hashes are equal."""
+
+    name: str
+    hash: str
+    dimension: int
+    resize: str
+    trained_on: str
+
+    @property
+    def published(self) -> bool:
+        """Whether it is the Inception network on which papers compute FID and KID."""
+        return self.name.startswith("inception")
 
 
 @dataclass(frozen=True)
-class Context:
-    """What all measurements of one run share."""
+class ClassAccuracy:
+    """The accuracy on the test images of one class; ``mean`` is ``None`` if the class has no test images."""
 
-    protocol: str
-    data: str
-    guarantee: Guarantee | None
+    name: str
+    mean: float | None
+    std: float | None
 
+    def to_json(self) -> dict[str, Any]:
+        """With the class's name under ``class``."""
+        return {"class": self.name, "mean": self.mean, "std": self.std}
 
-def spread(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and sample standard deviation; of a single value there is none."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
-
-
-def measurement(
-    context: Context,
-    metric: str,
-    values: Sequence[float],
-    *,
-    row: str,
-    candidate: Side,
-    reference: Side,
-    seeds: Sequence[int],
-    std_over: str,
-    std: float | None = None,
-    classifier: str | None = None,
-    features: FeatureNetwork | None = None,
-    settings: Mapping[str, Any] | None = None,
-    per_class: Sequence[Mapping[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """Every key is always there and always in this order; what does not apply is ``None``.
-
-    ``candidate`` is judged: the set a classifier learns from, or whose features are compared. ``reference`` judges: the
-    test set, or the features compared with.
-    """
-    mean, deviation = spread(values)
-    present = [entry for entry in per_class or () if entry["mean"] is not None]
-    return {
-        "row": row,
-        "metric": metric,
-        "classifier": classifier,
-        "mean": mean,
-        "std": deviation if std is None else std,
-        "std_over": std_over,
-        "values": list(values),
-        "per_class": None if per_class is None else [dict(entry) for entry in per_class],
-        "worst_class": dict(min(present, key=lambda entry: entry["mean"])) if present else None,
-        "protocol": context.protocol,
-        "data": context.data,
-        "candidate": candidate.as_json(),
-        "reference": reference.as_json(),
-        "features": None if features is None else features.identity(),
-        "seeds": list(seeds),
-        "settings": dict(settings or {}),
-        "guarantee": None if context.guarantee is None else context.guarantee.to_json(),
-        "private": False,
-    }
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of ``to_json``."""
+        return cls(data["class"], data["mean"], data["std"])
 
 
-def class_entries(accuracies: Sequence[Accuracy], classes: Sequence[str]) -> list[dict[str, Any]]:
-    """Mean and deviation of each class's accuracy over trainings; ``None`` for a class without test images."""
-    entries = []
+def class_accuracies(accuracies: Sequence[Accuracy], classes: Sequence[str]) -> tuple[ClassAccuracy, ...]:
+    """Mean and standard deviation of each class's accuracy over several trainings."""
+    found = []
     for place, name in enumerate(classes):
         values = [value for accuracy in accuracies if (value := accuracy.per_class[place]) is not None]
-        mean, deviation = spread(values) if values else (None, None)
-        entries.append({"class": name, "mean": mean, "std": deviation})
-    return entries
+        found.append(ClassAccuracy(name, *mean_and_std(values)) if values else ClassAccuracy(name, None, None))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One metric of one row of an evaluation. The fields are the keys of the JSON form, in this order.
+
+    Attributes:
+        row: What is measured: the synthetic images, or a baseline.
+        candidate: The set that a classifier was trained on, or whose features are compared.
+        reference: The set it is tested on, or compared with.
+        std_over: What the standard deviation is taken over.
+        private: Always false: the value was computed from real data.
+    """
+
+    row: str
+    metric: str
+    classifier: str | None
+    mean: float
+    std: float | None
+    std_over: str
+    values: tuple[float, ...]
+    per_class: tuple[ClassAccuracy, ...] | None
+    worst_class: ClassAccuracy | None
+    protocol: str
+    data: str
+    candidate: ImageSet
+    reference: ImageSet
+    features: FeatureIdentity | None
+    seeds: tuple[int, ...]
+    settings: Mapping[str, Any]
+    guarantee: Guarantee | None
+    private: bool = False
+
+    @property
+    def heading(self) -> str:
+        """The metric with its classifier or its features, its unit, and an arrow towards better."""
+        heading = metric_named(self.metric).heading
+        if self.classifier is not None:
+            return f"{self.classifier} {heading}"
+        return heading if self.features is None or self.features.published else f"class-feature {heading}"
+
+    @property
+    def text(self) -> str:
+        """Mean ± standard deviation as it is printed."""
+        return metric_named(self.metric).text(self.mean, self.std)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; every key is always there."""
+        return entries(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of ``to_json``."""
+        per_class, worst, features = data["per_class"], data["worst_class"], data["features"]
+        changed: dict[str, Any] = {
+            "values": tuple(data["values"]),
+            "per_class": None if per_class is None else tuple(ClassAccuracy.from_json(one) for one in per_class),
+            "worst_class": None if worst is None else ClassAccuracy.from_json(worst),
+            "candidate": ImageSet(**data["candidate"]),
+            "reference": ImageSet(**data["reference"]),
+            "features": None if features is None else FeatureIdentity(**features),
+            "seeds": tuple(data["seeds"]),
+            "guarantee": None if data["guarantee"] is None else Guarantee.from_json(data["guarantee"]),
+        }
+        return cls(**{**data, **changed})
+
+
+@dataclass(frozen=True)
+class ProtocolSummary:
+    """What a result says about its protocol."""
+
+    name: str
+    papers: str
+    synthetic_count_in_the_papers: int
+    fid_against: str
+    classifiers: tuple[str, ...]
+    selection: str
+    input: str
+    optimiser: str
+
+
+@dataclass(frozen=True)
+class ImageCounts:
+    """How many images of each kind took part; at most so many of each went through the feature network."""
+
+    synthetic: tuple[int, ...]
+    real_train: int
+    real_test: int
+    feature_images_at_most: int | None
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A metric that was not measured, and why."""
+
+    metric: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class MemorisationSummary:
+    """How near synthetic images are to training images, beside fresh real images. INTERNAL.
+
+    About 1 % of a perfect generator's images are nearer to a training image than 99 % of fresh real images; a much
+    larger share indicates copies.
+    """
+
+    notice: str
+    synthetic_count: int
+    test_count: int
+    exact_copies: int
+    share_nearer_than_one_percent_of_test: float
+    median_distance: float
+    median_distance_of_test: float
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Everything that an evaluation measured. NOT PRIVATE."""
+
+    protocol: ProtocolSummary
+    data: str
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    counts: ImageCounts
+    seeds: tuple[int, ...]
+    device: str
+    versions: Mapping[str, str]
+    guarantee: Guarantee | None
+    measurements: tuple[Measurement, ...]
+    left_out: tuple[LeftOut, ...]
+    memorisation: MemorisationSummary | None = None
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The names of the rows, the synthetic one first."""
+        return tuple(dict.fromkeys(one.row for one in self.measurements))
+
+    def headline(self, row: str = SYNTHETIC) -> Measurement | None:
+        """The accuracy that a curve shows: the protocol's last, which is its network or the mean of its networks."""
+        found = [one for one in self.measurements if one.metric == "accuracy" and one.row == row]
+        return found[-1] if found else None
+
+    def by_class(self, row: str = SYNTHETIC) -> Measurement | None:
+        """The last accuracy that is known for each class."""
+        found = [one for one in self.measurements if one.metric == "accuracy" and one.row == row and one.per_class]
+        return found[-1] if found else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, the notice first; what only the custodian may see is under ``internal``."""
+        content = entries(self)
+        memorisation = content.pop("memorisation")
+        return {"notice": NOTICE, **content, "internal": {} if memorisation is None else {"memorisation": memorisation}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of ``to_json``."""
+        found = data["internal"].get("memorisation")
+        protocol, counts = data["protocol"], data["counts"]
+        return cls(
+            protocol=ProtocolSummary(**{**protocol, "classifiers": tuple(protocol["classifiers"])}),
+            data=data["data"],
+            classes=tuple(data["classes"]),
+            shape=tuple(data["shape"]),
+            counts=ImageCounts(**{**counts, "synthetic": tuple(counts["synthetic"])}),
+            seeds=tuple(data["seeds"]),
+            device=data["device"],
+            versions=data["versions"],
+            guarantee=None if data["guarantee"] is None else Guarantee.from_json(data["guarantee"]),
+            measurements=tuple(Measurement.from_json(one) for one in data["measurements"]),
+            left_out=tuple(LeftOut(**one) for one in data["left_out"]),
+            memorisation=None if found is None else MemorisationSummary(**found),
+        )

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sfumato.evaluation.results import SYNTHETIC, EvaluationResult, Measurement
 from sfumato.experiments.gather import read_json
 from sfumato.experiments.results import NOTICE, Measured
 from sfumato.experiments.spec import Conditions, SamplingVariant, TrainingSpec
@@ -20,7 +21,6 @@ from sfumato.files import write_json
 from sfumato.privacy import Event, Ledger
 from sfumato.privacy.accounting import epsilon
 from sfumato.release.card import rounded_up
-from sfumato.report.metric import SYNTHETIC, heading, with_classes
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def _metrics(evaluations: Sequence[Mapping[str, Any]]) -> tuple[ComparedMetric, 
     for evaluation in evaluations:
         for entry in evaluation["measurements"]:
             if entry["row"] == SYNTHETIC:
-                key = (heading(entry), entry["classifier"])
+                key = (Measurement.from_json(entry).heading, entry["classifier"])
                 values.setdefault(key, []).append(entry["mean"])
                 about.setdefault(key, {name: entry[name] for name in ("metric", "classifier", "features")})
     return tuple(
@@ -219,10 +219,10 @@ def _worst_class(evaluations: Sequence[dict[str, Any]]) -> ClassSummary | None:
     """The class with the lowest accuracy on average over the runs."""
     shares: dict[str, list[float]] = {}
     for evaluation in evaluations:
-        entry = with_classes(evaluation["measurements"])
-        for item in entry["per_class"] if entry else []:
-            if item["mean"] is not None:
-                shares.setdefault(item["class"], []).append(item["mean"])
+        found = EvaluationResult.from_json(evaluation).by_class()
+        for one in (found.per_class or ()) if found else ():
+            if one.mean is not None:
+                shares.setdefault(one.name, []).append(one.mean)
     if not shares:
         return None
     name = min(shares, key=lambda key: statistics.fmean(shares[key]))

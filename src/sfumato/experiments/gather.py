@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sfumato.evaluation.metrics import METRICS
+from sfumato.evaluation.results import SYNTHETIC
 from sfumato.experiments.results import DataUsed, Measured, ResultRow, log_hash
 from sfumato.experiments.spec import Conditions, SamplingVariant, TrainingSpec
 from sfumato.experiments.training import baselines_file, evaluation_file
 
-SYNTHETIC = "synthetic"
 PLAIN = SamplingVariant()
 OWN_DISTANCE = "own-class distance"
 _NAMES = {"fid": "FID", "kid": "KID × 1000", "inception_score": "IS", "label_agreement": "label agreement"}
-_FACTORS = {"accuracy": 100.0, "label_agreement": 100.0, "kid": 1000.0}
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ def _values(contents: Sequence[Mapping[str, Any]], row: str, *, by_seed: bool) -
     """Each metric in the unit in which papers print it; a baseline's values are those of its classifier seeds."""
     found: dict[str, list[float]] = {}
     for content in contents:
-        for entry in content["measurements"]:
+        for entry in (*content["measurements"], *content.get("measures", ())):
             if entry["row"] != row:
                 continue
             values = entry["values"] if by_seed else [entry["mean"]]
-            factor = _FACTORS.get(entry["metric"], 1.0)
+            factor = METRICS[entry["metric"]].scale if entry["metric"] in METRICS else 1.0
             found.setdefault(metric_name(entry), []).extend(factor * value for value in values)
     return {name: Measured.of(values) for name, values in found.items()}
 

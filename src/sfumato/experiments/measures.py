@@ -64,15 +64,15 @@ def codes(sampled: Sampled) -> list[dict[str, Any]]:
 
 def agreement(sampled: Sampled) -> list[dict[str, Any]]:
     """Share of synthetic images in which a classifier trained on real images sees the label they were made for."""
-    from sfumato.evaluation.classifiers import learn, score
+    from sfumato.evaluation.classifiers import score, train_classifier
 
     train, synthetic = sampled.train, sampled.synthetic
     protocol = sampled.evaluation.chosen_protocol()
-    recipe = next(recipe for recipe in protocol.recipes if recipe.name == protocol.judge)
+    spec = next(spec for spec in protocol.classifiers if spec.name == protocol.agreement_classifier)
     classes = len(train.classes)
-    classifier = learn(recipe, train.pixels, train.labels, classes=classes, seed=0, device=sampled.device)
+    classifier = train_classifier(spec, train.pixels, train.labels, classes=classes, seed=0, device=sampled.device)
     found = score(classifier, synthetic.pixels, synthetic.labels, classes=classes)
-    return as_measurements({"label_agreement": found.overall}, classifier=recipe.name)
+    return as_measurements({"label_agreement": found.overall}, classifier=spec.name)
 
 
 def as_measurements(values: dict[str, float], *, classifier: str | None = None) -> list[dict[str, Any]]:

@@ -39,6 +39,8 @@ class DataSpec:
     """How training and test images were divided, if that is known."""
     remark: str = ""
     """What differs from the dataset that was asked for."""
+    hold_out: Path | None = None
+    """The file that says which images are held out to test on, where there is no test part."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,11 @@ class EvaluationSpec:
         found = protocol_named(self.protocol)
         if not self.classifiers:
             return found
-        known = {recipe.name for recipe in found.recipes}
+        known = {spec.name for spec in found.classifiers}
         for name in self.classifiers:
             if name not in known:
                 raise ValueError(f"protocol {self.protocol} has no classifier {name!r}; {hint(name, known)}")
-        return replace(found, recipes=tuple(recipe for recipe in found.recipes if recipe.name in self.classifiers))
+        return replace(found, classifiers=tuple(spec for spec in found.classifiers if spec.name in self.classifiers))
 
     def with_inception(self, number: int) -> bool:
         """Whether FID and KID are measured for the training of this number."""
@@ -128,7 +130,7 @@ class TrainingSpec:
         """``NoGuarantee`` for an algorithm that needs the raw records."""
         from sfumato.privacy import Budget, NoGuarantee
 
-        if self.method.variant in self.method.raw_variants:
+        if self.method.raw_access:
             return NoGuarantee(unit=conditions.unit)  # type: ignore[arg-type]
         return Budget(self.epsilon, conditions.delta, conditions.unit)  # type: ignore[arg-type]
 

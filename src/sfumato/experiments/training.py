@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.experiments.datasets import content_hash, read_images
 from sfumato.experiments.spec import Conditions, EvaluationSpec, SamplingVariant, TrainingSpec, slug
-from sfumato.files import write_json
+from sfumato.files import private_folder, write_json
 
 if TYPE_CHECKING:
     from sfumato.data import Images
@@ -100,7 +100,7 @@ class Trial:
                 self._write_neighbours(synthetic, train, test)
                 result = evaluated(conditions, evaluation, sampled, train, test, seeds=[number], number=number)
             if place == 0:
-                result["measurements"] += self._measured(release, synthetic, train, test)
+                result["measures"] = self._measured(release, synthetic, train, test)
             write_json(self._path(variant, place), result, private=True)
 
     def _measured(self, release: Release, synthetic: Images, train: Images, test: Images) -> list[dict[str, Any]]:
@@ -135,9 +135,10 @@ class Baselines:
     def run(self) -> None:
         """Evaluate noise in place of a generator, with the other baselines, by every protocol."""
         from sfumato.data import Images
-        from sfumato.evaluation.evaluate import SYNTHETIC
         from sfumato.evaluation.image_sets import uniform_noise
+        from sfumato.evaluation.results import SYNTHETIC
 
+        private_folder(self.conditions.out)
         train, test = read_images(self.conditions.data)
         digest = content_hash(train, test)
         for place, evaluation in enumerate(self.conditions.evaluations):
@@ -243,4 +244,4 @@ def evaluated(
         with_inception=evaluation.with_inception(number),
         inception_head=evaluation.inception_head,
         baselines=isinstance(synthetic, Images),
-    )
+    ).to_json()

@@ -5,7 +5,8 @@ from sfumato.privacy.curator import Counts, Curator
 from sfumato.privacy.events import Block, Event, RawAccess, Relation, SubsampledGaussian
 from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
 from sfumato.privacy.interfaces import Progress
-from sfumato.privacy.ledger import Ledger, LedgerBusy, LedgerDamaged
+from sfumato.privacy.journal import LedgerBusy, LedgerDamaged
+from sfumato.privacy.ledger import Ledger, RunRefused
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Draws, Randomness
 from sfumato.privacy.records import PrivateRecords
@@ -33,6 +34,7 @@ __all__ = [
     "Randomness",
     "RawAccess",
     "Relation",
+    "RunRefused",
     "Step",
     "SubsampledGaussian",
 ]

@@ -9,13 +9,11 @@ import torch
 
 from sfumato.privacy.events import SubsampledGaussian
 from sfumato.privacy.gradients.batch import Batch
+from sfumato.privacy.gradients.probe import PROBE_ROWS, PROBED
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
 from sfumato.privacy.sampling import Partition, Units
 from sfumato.privacy.state import PrivateState
-
-PROBED = 6
-"""Units in a batch of random images: few, because a leak through a mean over the batch shrinks with its size."""
 
 
 class Batches:
@@ -34,6 +32,13 @@ class Batches:
         if event.shards is None:
             return self._units.sample(self._randomness, event.sampling_rate, *label)
         return self._randomness.coins(event.shards, event.sampling_rate, *label).numpy()
+
+    def expected_units(self, event: SubsampledGaussian) -> float | None:
+        """How many units, or shards, a batch is expected to have, as far as that is public."""
+        if event.shards is not None:
+            return event.sampling_rate * event.shards
+        declared = self._records.declared_size
+        return None if declared is None else event.sampling_rate * declared
 
     def fetch(
         self,
@@ -73,11 +78,12 @@ class Batches:
 
     def random(self, draws: int, state: PrivateState | None, *label: str) -> Batch:
         """A batch of random images, to test a loss or function on without touching a record."""
-        ids = torch.arange(PROBED * draws, device=self._device) // draws
+        units = max(PROBED, -(-PROBE_ROWS // draws))
+        ids = torch.arange(units * draws, device=self._device) // draws
         number = torch.arange(len(ids), device=self._device) % draws
         random = self._randomness.draws(ids, number, "probe", *label)
         images = random.uniform("images", *self._records.shape)
-        weights = torch.full((PROBED, draws), 1.0 / draws, device=self._device, dtype=images.dtype)
+        weights = torch.full((units, draws), 1.0 / draws, device=self._device, dtype=images.dtype)
         memory = None if state is None else random.normal("state", *state.shape)
         return Batch(images, ids % len(self._records.classes), random, weights, memory)
 
@@ -91,6 +97,7 @@ class Batches:
                 self._partitions[event.shards] = Partition(shard_of, event.shards)
             yield from self._partitions[event.shards].packs(chosen, microbatch_size)
             return
-        for start in range(0, max(1, len(chosen)), microbatch_size):
-            units = chosen[start : start + microbatch_size]
-            yield units, units[:, None], np.ones((len(units), 1))
+        for alike in self._units.by_width(chosen):
+            for start in range(0, max(1, len(alike)), microbatch_size):
+                units = alike[start : start + microbatch_size]
+                yield units, units[:, None], np.ones((len(units), 1))

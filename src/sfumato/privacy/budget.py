@@ -7,6 +7,8 @@ import warnings
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+_REFUSED_DELTA, _LARGE_DELTA = 0.1, 1e-2
+
 Unit = Literal["image", "person"]
 
 
@@ -31,6 +33,14 @@ class Budget:
             raise ValueError(f"epsilon must be a positive number, not {self.epsilon}")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta must lie between 0 and 1, not {self.delta:g}; 1e-5 is a common choice")
+        if self.delta >= _REFUSED_DELTA:
+            raise ValueError(
+                f"delta {self.delta:g} is refused: with this probability nothing is guaranteed. It should be far "
+                "below one over the number of units; 1e-5 is a common choice"
+            )
+        if self.delta > _LARGE_DELTA:
+            told = f"delta {self.delta:g} is large; it should be far below one over the number of units"
+            warnings.warn(told, stacklevel=3)
         if self.unit not in ("image", "person"):
             raise ValueError(f"unit must be 'image' or 'person', not {self.unit!r}")
 

@@ -6,6 +6,7 @@ was not planned is refused.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from sfumato.privacy.batches import Batches
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.events import RawAccess, SubsampledGaussian
 from sfumato.privacy.interfaces import Checkpoint, Progress, Tape
-from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.ledger import Ledger, RunRefused
 from sfumato.privacy.mechanism import ClippedSum, Query, add_noise
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Randomness
@@ -74,6 +75,7 @@ class Curator:
         checkpoint: Checkpoint | None = None,
         progress: Progress | None = None,
         tape: Tape | None = None,
+        internal: bool = False,
     ) -> None:
         if tape is not None and not randomness.seeded:
             raise ValueError("a tape records exact sums; it is accepted in seeded test runs only")
@@ -92,13 +94,17 @@ class Curator:
         self._progress = progress
         self._tape = tape
         self._states: list[PrivateState] = []
+        self._internal = internal
         self._charges = 0
+        self._answers: dict[str, int] = {}
+        self._unverified: set[str] = set()
         self._next: dict[str, int] = {}
         self._opened = False
         self._probed: set[tuple[str, str]] = set()
+        self._shapes: dict[tuple[str, str], tuple[int, ...]] = {}
         # The whole plan is reserved, or refused before the first access to the data.
         remaining = ((event, event.steps - self._paid(event)) for event in plan.events)
-        ledger.reserve(tuple(event.times(steps) for event, steps in remaining if steps))
+        ledger.reserve(run, tuple(event.times(steps) for event, steps in remaining if steps))
 
     def _paid(self, event: SubsampledGaussian) -> int:
         return min(event.steps, self._ledger.charged_steps(self._run, event.name))
@@ -113,6 +119,7 @@ class Curator:
         event, keep = self.plan.event(name), dict(keep or {})
         paid = self._paid(event)
         done = self._checkpoint.restore(name, keep, self._states) if self._checkpoint else 0
+        self._use(name, done)
         # An index is never used twice under one key: it addresses the step's coins and noise.
         first = max(done, self._next.get(name, 0))
         last = first + event.steps - paid
@@ -133,6 +140,7 @@ class Curator:
         """The sum over all units of ``features``, each clipped to ``clip_norm``; a query of one step at rate 1."""
         stored = self._checkpoint.answer(name) if self._checkpoint else None
         if stored is not None:
+            self._use(name, 1)
             return stored.to(self.device, torch.get_default_dtype())
         event = self.plan.event(name)
         if event.sampling_rate != 1 or event.steps != 1 or len(event.blocks) != 1:
@@ -201,14 +209,36 @@ class Curator:
             if self._progress and (done == total or done % max(1, total // 50) == 0):
                 self._progress.report(name, done, total, None)
 
+    def treat_as_public(self, name: str, content: np.ndarray) -> None:
+        """Write name and content hash of a public collection on the ledger, before anything is learnt from it."""
+        digest = hashlib.sha256(np.ascontiguousarray(content).tobytes()).hexdigest()
+        self._ledger.note_public(self._run, name, digest)
+
     def close(self) -> None:
-        """Drop the references to the data."""
+        """Drop the references to the data, and check that every answer in use is on the ledger."""
+        for name, count in self._answers.items():
+            self._check_charged(name, count)
         del self._records, self._units, self._batches
         self._states.clear()
 
     def _charge(self, event: SubsampledGaussian) -> None:
         self._ledger.charge(self._run, event.times(1))
         self._charges += 1
+        self._answers[event.name] = self._answers.get(event.name, 0) + 1
+
+    def _use(self, name: str, steps: int) -> None:
+        """Take over the answers of ``steps`` steps from a checkpoint."""
+        self._check_charged(name, steps)
+        self._answers[name] = max(steps, self._answers.get(name, 0))
+
+    def _check_charged(self, name: str, steps: int) -> None:
+        charged = self._ledger.charged_steps(self._run, name)
+        if steps > charged:
+            raise RunRefused(
+                f"{steps} answers of {name!r} are in use and {charged} are charged on this ledger: it is an older "
+                "copy, or the checkpoint belongs to another ledger. Go on with the ledger that has charged them all, "
+                "or start a new run"
+            )
 
     def _release(self, query: Query) -> Tensor:
         """The noisy answer; with a tape, the answer that the tape returns for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -17,12 +18,23 @@ class Progress(Protocol):
     def report(self, name: str, done: int, total: int, epsilon: float | None) -> None: ...
 
 
+@dataclass(frozen=True)
+class Started:
+    """What a checkpoint remembers of its run: the run, the ledger that holds it, and the ledger's head at that time."""
+
+    run: str
+    public_seed: int
+    ledger: str
+    length: int
+    hash: str
+
+
 class Checkpoint(Protocol):
     """Keeps what a run needs to go on after a crash: released answers, public objects and private state."""
 
     @property
-    def started(self) -> tuple[str, int] | None: ...
-    def start(self, run: str, public_seed: int) -> None: ...
+    def started(self) -> Started | None: ...
+    def start(self, started: Started) -> None: ...
     def restore(self, name: str, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> int: ...
     def save(self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> None: ...
     def answer(self, name: str) -> Tensor | None: ...

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sfumato.privacy.accounting import ACCOUNTANT, calibrate, epsilon, relation
-from sfumato.privacy.budget import AnyBudget, Budget
+from sfumato.privacy.budget import AnyBudget, Budget, BudgetExceeded
 from sfumato.privacy.events import SubsampledGaussian
 
 
@@ -23,6 +23,11 @@ class Plan:
         """With the least noise that keeps the budget. Under NoGuarantee the noise stays as it was given."""
         if len({event.name for event in events}) != len(events):
             raise ValueError("each planned event needs a name of its own")
+        if not events and isinstance(budget, Budget):
+            raise BudgetExceeded(
+                "nothing is planned that a Curator could answer: the method needs the raw records, whose cost is "
+                "ε = ∞. It runs only under NoGuarantee()"
+            )
         return cls(budget, calibrate(events, budget) if isinstance(budget, Budget) else tuple(events))
 
     def event(self, name: str) -> SubsampledGaussian:

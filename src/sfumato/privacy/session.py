@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from sfumato.privacy.curator import Curator
-from sfumato.privacy.interfaces import Checkpoint, Progress, Tape
-from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.events import RawAccess, SubsampledGaussian, event_from_json
+from sfumato.privacy.interfaces import Checkpoint, Progress, Started, Tape
+from sfumato.privacy.ledger import Ledger, RunRefused
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
+from sfumato.privacy.step import Step
 
 
 @dataclass(frozen=True)
@@ -25,9 +29,24 @@ class Session:
     plan: Plan
     ledger: Ledger
     curator: Curator
-    randomness: Randomness
     public_seed: int
     """For torch's global generator, which draws initial weights, latents and fakes."""
+
+    def reasons(self) -> list[str]:
+        """Why the run cannot be certified; empty if it can. Read from the ledger, not from this process."""
+        found = [event.reason for event in self.ledger.events(self.run) if isinstance(event, RawAccess)]
+        if self.ledger.seeded(self.run):
+            found.append("a fixed seed was used, for tests: whoever knows it can remove the noise")
+        own = ((type(self.curator), Curator), (self.curator.step_type, Step), (type(self.ledger), Ledger))
+        names = {kind.__name__ for kind, ours in own if kind is not ours} | self.curator._unverified
+        if names:
+            found.append(f"answers came from code outside the trusted base: {', '.join(sorted(names))}")
+        return found
+
+    def end(self) -> None:
+        """Close the data, check that every answer in use was charged, and write the end of the run."""
+        self.curator.close()
+        self.ledger.end_run(self.run)
 
 
 @contextmanager
@@ -37,7 +56,7 @@ def session(
     ledger: Ledger | str | Path | None,
     *,
     method: str,
-    variant: str,
+    parameters: Mapping[str, Any],
     curator_type: type[Curator] = Curator,
     device: str | torch.device | None = None,
     max_images_per_unit: int = 16,
@@ -45,35 +64,66 @@ def session(
     progress: Progress | None = None,
     seed: int | None = None,
     tape: Tape | None = None,
+    internal: bool = False,
 ) -> Iterator[Session]:
     """Start a run, or go on with the one that the checkpoint names. A ledger that is opened here is closed here."""
     randomness = Randomness(seed)
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    started = checkpoint.started if checkpoint else None
+    if started is not None and not isinstance(ledger, Ledger) and (ledger is None or not Path(ledger).exists()):
+        raise RunRefused(
+            "the checkpoint belongs to a run whose ledger is not here; without it nobody knows what was spent. "
+            "Give the ledger file of the run, or start a new run in another folder"
+        )
     opened = ledger if isinstance(ledger, Ledger) else Ledger(ledger, limit=plan.budget)
     try:
         _check_limit(opened, plan)
-        run, public_seed = None, randomness.public_seed()
-        if checkpoint and checkpoint.started:
-            run, public_seed = checkpoint.started
-        if run is None:
-            run = opened.start_run(method=method, variant=variant, seeded=randomness.seeded)
+        facts = {"parameters": dict(parameters), "plan": plan.to_json(), "device": device.type}
+        if started is None:
+            options = {"variant": str(parameters.get("variant", "")), "seeded": randomness.seeded}
+            run = opened.start_run(method=method, facts=facts, **options)  # type: ignore[arg-type]
+            started = Started(run, randomness.public_seed(), opened.id, *opened.head)
             if checkpoint:
-                checkpoint.start(run, public_seed)
+                checkpoint.start(started)
+        else:
+            plan = _resumed(opened, started, method, plan, facts)
+            if randomness.seeded and not opened.seeded(started.run):
+                opened.note_seed(started.run)
         curator = curator_type(
             records,
             plan,
             opened,
-            run=run,
+            run=started.run,
             randomness=randomness,
-            device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+            device=device,
             max_images_per_unit=max_images_per_unit,
             checkpoint=checkpoint,
             progress=progress,
             tape=tape,
+            internal=internal,
         )
-        yield Session(run, plan, opened, curator, randomness, public_seed)
+        yield Session(started.run, plan, opened, curator, started.public_seed)
     finally:
         if opened is not ledger:
             opened.close()
+
+
+def _resumed(ledger: Ledger, started: Started, method: str, plan: Plan, facts: Mapping[str, Any]) -> Plan:
+    """The plan of the run that goes on, as the ledger has it, or a refusal."""
+    if started.ledger != ledger.id or not ledger.holds(started.length, started.hash):
+        raise RunRefused(
+            "the checkpoint was written with another ledger, or this one has lost entries. Resume the run with the "
+            "ledger it was started with, or start a new run in another folder"
+        )
+    entry = ledger.run_entry(started.run)
+    if ledger.ended(started.run):
+        raise RunRefused("the run of this checkpoint has ended and made its release; start a new run in another folder")
+    given = json.loads(json.dumps(facts))
+    before, now = entry["plan"]["budget"], given["plan"]["budget"]
+    if (entry["method"], entry["parameters"], before) != (method, given["parameters"], now):
+        raise RunRefused("the run was started with another method, parameters or budget; resume it with the same")
+    events = tuple(event_from_json(event) for event in entry["plan"]["events"])
+    return Plan(plan.budget, tuple(event for event in events if isinstance(event, SubsampledGaussian)))
 
 
 def _check_limit(ledger: Ledger, plan: Plan) -> None:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from sfumato.privacy.clipping import clipped_feature_sum
 from sfumato.privacy.events import SubsampledGaussian
-from sfumato.privacy.gradients import Batch, Clip, Loss, check, check_rows, check_shards, clipped_sum, groups_of
-from sfumato.privacy.gradients.group_terms import Terms
+from sfumato.privacy.gradients import (
+    Batch,
+    Clip,
+    Loss,
+    Performance,
+    UnsupportedModel,
+    check,
+    check_rows,
+    check_shards,
+    groups_of,
+)
+from sfumato.privacy.gradients.engine import GradientSum
+from sfumato.privacy.gradients.group_terms import Coupled, Grouped, Terms
 from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
+from sfumato.privacy.gradients.probe import due
 from sfumato.privacy.gradients.shards import on_shards
 from sfumato.privacy.mechanism import ClippedSum, Query, with_noise
 from sfumato.privacy.state import PrivateState
@@ -21,11 +33,16 @@ from sfumato.privacy.state import PrivateState
 if TYPE_CHECKING:
     from sfumato.privacy.curator import Curator
 
+Result = TypeVar("Result")
 Features = Callable[..., Tensor]
 """``features(images, labels, random) -> [rows, ...]``: one vector per row, a function of that row alone."""
 
 _PIXELS = 1 << 24  # numbers in one microbatch of images
 _VECTORS = 256  # units in one microbatch of feature vectors, which may be long
+
+
+class PrivateRowsError(RuntimeError):
+    """An exception on private records, without its text."""
 
 
 class Step:
@@ -48,6 +65,7 @@ class Step:
         clip_norm: Clip,
         draws: int = 1,
         state: PrivateState | None = None,
+        performance: Performance | None = None,
     ) -> NoisyGradient:
         """The sum over the batch of each unit's clipped gradient, plus noise.
 
@@ -58,14 +76,16 @@ class Step:
             clip_norm: One for the whole model, or one for each group of parameters, by the start of their names.
             draws: A unit's loss is averaged over this many independent draws before the clip.
             state: Private state that the loss may read.
+            performance: Arithmetic, compilation and memory; none of it changes the mechanism.
         """
         groups = groups_of(model, clip_norm)
         self._probe(block, draws, state, lambda batch: check(model, loss, batch, clip_norm))
-        totals: dict[str, Tensor] = {}
+        expected = self._curator._batches.expected_units(self._event)
+        total = GradientSum(model, loss, clip_norm, expected_units=expected, performance=performance)
         numbers = math.prod(self._curator.shape) * draws
         for batch in self._batches(block, draws, state, max(1, _PIXELS // numbers)):
-            for name, part in clipped_sum(model, loss, batch, clip_norm).items():
-                totals[name] = totals[name] + part if name in totals else part
+            self._on_private_rows(total.add, batch)
+        totals = total.values()
         joined = [
             (group or "all", torch.cat([totals[name].flatten() for name in names]), norm)
             for group, (norm, names) in groups.items()
@@ -83,7 +103,9 @@ class Step:
             raise ValueError(f"{self._event.name!r} queries shards; terms of several records need units")
         self._probe(block, draws, None, lambda few: terms.check(model, few))
         (whole,) = self._batches(block, draws, None, max(1, len(self._batch)))
-        totals = terms.total(model, whole)
+        if type(terms) not in (Grouped, Coupled):
+            self._curator._unverified.add(type(terms).__name__)
+        totals = self._on_private_rows(terms.total, model, whole)
         joined = torch.cat([total.flatten() for total in totals.values()])
         sums = with_noise([("all", joined, terms.bound)], self._noise_multiplier(block))
         return self._gradient(block, model, list(totals), sums, {"query": "terms", "draws": draws})
@@ -104,14 +126,15 @@ class Step:
         """
         if not (math.isfinite(clip_norm) and clip_norm > 0):
             raise ValueError(f"clip_norm must be a positive number, not {clip_norm}")
-        self._probe(block, 1, state, lambda batch: check_rows(features, batch))
+        self._probe(block, 1, state, lambda batch: self._fix_shape(block, check_rows(features, batch)))
         classes = len(self._curator.classes) if by_class else None
         total, shape = None, None
         for batch in self._batches(block, 1, state, _VECTORS):
-            arguments = (batch.images, batch.labels, batch.random)
+            own = () if batch.state is None else (batch.state,)
+            arguments = (batch.images, batch.labels, batch.random, *own)
             with torch.no_grad():
-                values = features(*arguments) if batch.state is None else features(*arguments, batch.state)
-            shape = tuple(values.shape[1:])
+                values = self._on_private_rows(features, *arguments)
+            shape = self._fix_shape(block, tuple(values.shape[1:]))
             clipped = clipped_feature_sum(values.flatten(1), batch, clip_norm, classes)
             total = clipped if total is None else total + clipped
         if total is None or shape is None:
@@ -133,11 +156,11 @@ class Step:
             self._probe(name, 3, state, lambda batch: check_shards(function, batch))
             for batch in self._batches(name, 1, state, size):
                 if batch.owners is not None:
-                    state._write(batch.owners, on_shards(function, batch))
+                    state._write(batch.owners, self._on_private_rows(on_shards, function, batch))
             return
         self._probe(name, 1, state, lambda batch: check_rows(function, batch))
         for batch in self._batches(name, 1, state, size):
-            values = function(batch.images, batch.labels, batch.random, batch.state)
+            values = self._on_private_rows(function, batch.images, batch.labels, batch.random, batch.state)
             if batch.owners is not None:
                 real = batch.weights.flatten() > 0
                 state._write(batch.owners[real], values[real])
@@ -169,15 +192,38 @@ class Step:
         self._answered.add(block)
         return self._curator._release(Query(self._event.name, self.index, block, sums, public))
 
-    def _probe(self, what: str, draws: int, state: PrivateState | None, ask: Callable[[Batch], None]) -> None:
-        """Test once for each block that the method's function keeps its contract, on random images.
+    def _probe(self, what: str, draws: int, state: PrivateState | None, ask: Callable[[Batch], object]) -> None:
+        """Test that the method's function keeps its contract, on random images: a refusal can show nothing private.
 
-        A refusal can therefore show nothing private.
+        Before the first answer and again at steps that depend on public numbers alone.
         """
         curator, key = self._curator, (self._event.name, what)
-        if key not in curator._probed:
+        if key not in curator._probed or due(self.index, self._event.steps):
             curator._probed.add(key)
             ask(curator._batches.random(draws, state, *key))
+
+    def _fix_shape(self, block: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of an answer is public: the one that the first probe found on random images."""
+        fixed = self._curator._shapes.setdefault((self._event.name, block), shape)
+        if shape != fixed:
+            raise UnsupportedModel(f"the features of {block!r} have another shape than before; it must not change")
+        return fixed
+
+    def _on_private_rows(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call code of the method. The text of an exception that it raises may quote records, and is replaced."""
+        try:
+            return function(*arguments)
+        except UnsupportedModel:
+            raise  # our own text, which quotes nothing
+        except Exception as error:
+            if self._curator._internal:
+                raise
+            name = type(error).__name__
+        # Outside of the handler, so that the exception is not kept as the context of this one.
+        raise PrivateRowsError(
+            f"{name} was raised on private records; its text is withheld because it may describe them. Reproduce it on "
+            "public images, or use internal=True where the output stays with the data"
+        )
 
     def _refuse_when_over(self) -> None:
         if self._over:

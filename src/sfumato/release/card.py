@@ -6,16 +6,18 @@ import importlib.metadata
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from sfumato.privacy import AnyBudget, Budget, Event, Ledger, Plan, Randomness, RawAccess, SubsampledGaussian
+from sfumato.privacy import AnyBudget, Budget, Event, Ledger, Plan, SubsampledGaussian
 from sfumato.privacy.accounting import ACCOUNTANT, epsilon, relation
 from sfumato.privacy.budget import Unit
 from sfumato.privacy.events import event_from_json
 from sfumato.privacy.randomness import DESCRIPTION
 from sfumato.release.attack_bounds import best_guess, most_recognised
+from sfumato.release.plain_data import entries
+from sfumato.release.plain_numbers import factor_text, one_in_text
 
 CERTIFIED, NO_GUARANTEE = "certified", "no guarantee"
 FALSE_ALARMS = (1000, 100, 10)
@@ -125,8 +127,7 @@ class Card:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``card.json``."""
-        data = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-        return {**data, "events": [event.to_json() for event in self.events]}
+        return entries(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -144,14 +145,6 @@ class Card:
         return cls(**values)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Claim | LedgerHead):
-        return asdict(value)
-    if isinstance(value, tuple):
-        return list(value)
-    return dict(value) if isinstance(value, Mapping) else value
-
-
 def make_card(
     *,
     method: str,
@@ -160,7 +153,7 @@ def make_card(
     plan: Plan,
     ledger: Ledger,
     run: str,
-    randomness: Randomness,
+    reasons: Sequence[str],
     shape: tuple[int, int, int],
     classes: Sequence[str],
     counts: Sequence[float] | None,
@@ -170,11 +163,9 @@ def make_card(
     command: str | None,
     claim: Mapping[str, Any] | None = None,
 ) -> Card:
-    """The card of a run: certified if the Curator alone read the records, no guarantee if they were handed out."""
+    """The card of a run: certified unless the session gives ``reasons`` against it."""
     events = ledger.events(run)
-    reasons = [event.reason for event in events if isinstance(event, RawAccess)]
-    if randomness.seeded:
-        reasons.append("a fixed seed was used, for tests: whoever knows it can remove the noise")
+    seeded = ledger.seeded(run)
     budget = plan.budget
     certified = not reasons and isinstance(budget, Budget)
     spent = rounded_up(epsilon(events, budget.delta)) if certified else None
@@ -198,8 +189,8 @@ def make_card(
         events=tuple(events),
         sampler=_sampler(events),
         accountant=ACCOUNTANT,
-        randomness=f"{DESCRIPTION}{' (FIXED SEED)' if randomness.seeded else ''}",
-        public=_public(shape, classes, declared_size, budget.unit, max_images_per_unit),
+        randomness=f"{DESCRIPTION}{' (FIXED SEED)' if seeded else ''}",
+        public=_public(shape, classes, declared_size, budget.unit, max_images_per_unit) + _public_inputs(ledger, run),
         shape=shape,
         classes=tuple(classes),
         class_counts=None if counts is None else tuple(round(float(value), 1) for value in counts),
@@ -231,7 +222,8 @@ def _no_guarantee_sentence(reasons: Sequence[str]) -> str:
 def _sentence(spent: float, budget: AnyBudget, guess: float) -> str:
     return (
         f"Whether or not any one {budget.unit} was in the collection changes the probability of every possible "
-        f"release by at most a factor of e^{spent:g}, except with probability {budget.delta:g}. Someone who "
+        f"release by at most a factor of e^{spent:g}, which is {factor_text(spent)}, except with probability "
+        f"{budget.delta:g}, which is {one_in_text(budget.delta)}. Someone who "
         f"guesses whether a given {budget.unit} was in it, and would be right half the time without the release, can "
         f"be right at most {100 * guess:.1f} % of the time with it."
     )
@@ -261,3 +253,12 @@ def _public(
     if unit == "person":
         facts.append(f"that at most {max_images} images of a person are used at a time")
     return tuple(facts)
+
+
+def _public_inputs(ledger: Ledger, run: str) -> tuple[str, ...]:
+    """The public collections; that they share no record with the private one is the custodian's statement."""
+    return tuple(
+        f"the collection {one['name']!r} (sha256 {one['sha256']}), which by the custodian's statement shares no record "
+        "with the private one"
+        for one in ledger.public_inputs(run)
+    )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sfumato.files import new_folder, write_file, write_json
 from sfumato.release.card import Card
-from sfumato.release.card_page import card_page, sample_grid
+from sfumato.release.card_page import card_page
 from sfumato.release.synthetic import SyntheticImages
 
 
@@ -35,6 +35,10 @@ class Sampler(Protocol):
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         """One image in 0..1 for each label."""
+
+
+Rebuild = Callable[[Card, Mapping[str, Tensor]], tuple[Sampler, Mapping[str, Tensor]]]
+"""From a card and the saved tensors to the method and the tensors that its network lists."""
 
 
 @runtime_checkable
@@ -170,7 +174,7 @@ class Release:
         """The card as HTML. Its samples use a fixed seed and the CPU, so that anyone can draw them again."""
         labels = np.repeat(np.arange(len(self.classes)), 10)[:100]
         drawn = self.sample(len(labels), labels=labels, seed=0, device="cpu")
-        return card_page(self.card, sample_grid(drawn, columns=10))
+        return card_page(drawn, columns=10)
 
     def save(self, folder: str | Path) -> Path:
         """Write ``model.safetensors``, ``card.json`` and ``card.html`` into a new folder, all or nothing."""
@@ -185,12 +189,13 @@ class Release:
         return folder
 
     @classmethod
-    def read(cls, folder: str | Path, method_for: Callable[[Card], Sampler]) -> Release:
-        """The release that ``save`` wrote. ``method_for`` makes its method from the card's name and parameters."""
+    def read(cls, folder: str | Path, rebuild: Rebuild) -> Release:
+        """The release that ``save`` wrote. ``rebuild`` makes its method, and the present names of its tensors."""
         folder = Path(folder)
         try:
             card = Card.from_json(json.loads((folder / "card.json").read_text(encoding="utf-8")))
-            return cls(method_for(card), load_file(folder / "model.safetensors"), card)
+            method, tensors = rebuild(card, load_file(folder / "model.safetensors"))
+            return cls(method, tensors, card)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{folder} holds no release: {Path(error.filename).name} is missing") from None
         except (SafetensorError, ValueError, KeyError, LookupError, TypeError) as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from markupsafe import Markup, escape
 
 COLOURS = ("#2f6b4f", "#8a4b2d", "#3c5a86", "#8c6d1f", "#6b3f73", "#1f7a8c", "#4f4a43", "#b0455b", "#7d8f29")
-# Drawn around the origin; a reader who sees no colours tells the methods apart by them.
+# Drawn around the origin; readers who see no colours tell the series apart by them.
 MARKS = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
     "M-3.6-3.6h7.2v7.2h-7.2z",
@@ -18,34 +19,14 @@ MARKS = (
     "M-4.5-1.5h3v-3h3v3h3v3h-3v3h-3v-3h-3z",
 )
 
-STYLE = """
-figure { margin: 1.25rem 0 1.5rem; break-inside: avoid; }
-figcaption { font-size: 1.05rem; font-style: italic; margin-bottom: .5rem; }
-figure .note { margin: .5rem 0 0; }
-svg.chart { display: block; width: 100%; max-width: 33rem; height: auto; overflow: visible; }
-svg.dots { max-width: 22rem; }
-svg.chart text { font: 12px system-ui, sans-serif; fill: var(--ink); }
-svg.chart .axis, svg.chart .faint { fill: var(--faint); }
-table.bars td, table.bars th { border-bottom: 0; padding-top: .15rem; padding-bottom: .15rem; }
-table.bars td.track { width: 100%; padding: .15rem 0; vertical-align: middle; }
-table.bars th { font-weight: normal; white-space: nowrap; overflow-wrap: normal; }
-table.bars td.value { text-align: right; padding: .15rem 0 .15rem .75rem; white-space: nowrap;
-  font-variant-numeric: tabular-nums; }
-.track div { position: relative; height: .95rem; background: #efeae1; print-color-adjust: exact; }
-.track span { position: absolute; left: 0; top: 0; bottom: 0; background: var(--good); print-color-adjust: exact; }
-.track span.worst { background: var(--bad); }
-.track i { position: absolute; top: -.15rem; bottom: -.15rem; width: 2px; background: var(--ink);
-  print-color-adjust: exact; }
-"""
 
-
-def figure(question: str, chart: str, note: str = "") -> str:
-    """A chart under the question it answers; ``note`` is plain text."""
+def figure(question: str, chart: str, note: str = "") -> Markup:
+    """A chart, which is markup, under the question that it answers; ``note`` is plain text."""
     below = f'<p class="note">{escape(note)}</p>' if note else ""
-    return f"<figure><figcaption>{escape(question)}</figcaption>{chart}{below}</figure>"
+    return Markup(f"<figure><figcaption>{escape(question)}</figcaption>{chart}{below}</figure>")
 
 
-def dots(*, common: int, added: int, label: str) -> str:
+def dots(*, common: int, added: int, label: str) -> Markup:
     """A hundred dots: ``common`` dark, then ``added`` red, the rest empty."""
     fills = ["var(--ink)"] * common + ["var(--bad)"] * added
     fills += ["none"] * (100 - len(fills))
@@ -54,7 +35,7 @@ def dots(*, common: int, added: int, label: str) -> str:
         f'stroke="{"var(--faint)" if fill == "none" else fill}"/>'
         for place, fill in enumerate(fills)
     )
-    return f'<svg class="chart dots" viewBox="0 0 324 84" role="img" aria-label="{escape(label)}">{marks}</svg>'
+    return Markup(f'<svg class="chart dots" viewBox="0 0 324 84" role="img" aria-label="{escape(label)}">{marks}</svg>')
 
 
 @dataclass(frozen=True)
@@ -67,7 +48,7 @@ class Bar:
     worst: bool = False
 
 
-def bars(entries: Sequence[Bar], *, full: float = 1.0) -> str:
+def bars(entries: Sequence[Bar], *, full: float = 1.0) -> Markup:
     """Horizontal bars with their values, up to ``full``; a vertical line marks the baseline."""
     rows = []
     for bar in entries:
@@ -77,7 +58,7 @@ def bars(entries: Sequence[Bar], *, full: float = 1.0) -> str:
             f'<tr><th>{escape(bar.name)}</th><td class="track"><div>{fill}{mark}</div></td>'
             f'<td class="value">{100 * bar.share:.1f} %</td></tr>'
         )
-    return f'<table class="bars">{"".join(rows)}</table>'
+    return Markup(f'<table class="bars">{"".join(rows)}</table>')
 
 
 @dataclass(frozen=True)
@@ -97,7 +78,7 @@ class Series:
     points: tuple[Point, ...]
 
 
-# The canvas is narrow so that its letters are still letters on a phone.
+# The canvas is narrow so that its text can be read on a phone.
 _WIDTH, _LEFT, _RIGHT, _TOP, _HEIGHT = 400, 40, 12, 10, 210
 
 
@@ -108,7 +89,7 @@ def curve(
     y: str,
     references: Mapping[str, float] | None = None,
     within: tuple[float, float] = (-math.inf, math.inf),
-) -> str:
+) -> Markup:
     """Lines over a logarithmic axis with error bars of one deviation; ``references`` are dashed levels.
 
     No value can lie outside ``within``, so no error bar goes on there.
@@ -116,60 +97,78 @@ def curve(
     references = dict(references or {})
     points = [point for line in series for point in line.points]
     ends = [end for point in points for end in _ends(point, within)] + list(references.values())
-    low, high, step = _nice(ends)
-    ticks = sorted({point.x for point in points})
-    left, right = math.log(ticks[0]), math.log(ticks[-1])
-    inner = _WIDTH - _LEFT - _RIGHT - 60
-
-    def across(value: float) -> float:
-        return _LEFT + 30 + inner * (0.5 if left == right else (math.log(value) - left) / (right - left))
-
-    def down(value: float) -> float:
-        return _TOP + _HEIGHT * (high - value) / (high - low)
-
-    parts = []
-    for number in range(round((high - low) / step) + 1):
-        level = low + number * step
-        parts.append(
-            f'<path d="M{_LEFT} {down(level):.1f}H{_WIDTH - _RIGHT}" stroke="var(--line)"/>'
-            f'<text class="axis" x="{_LEFT - 6}" y="{down(level) + 4:.1f}" text-anchor="end">{level:g}</text>'
-        )
-    for tick in ticks:
-        parts.append(
-            f'<path d="M{across(tick):.1f} {_TOP + _HEIGHT}v5" stroke="var(--faint)"/>'
-            f'<text class="axis" x="{across(tick):.1f}" y="{_TOP + _HEIGHT + 19}" text-anchor="middle">{tick:g}</text>'
-        )
-    for name, level in references.items():
-        parts.append(
-            f'<path d="M{_LEFT} {down(level):.1f}H{_WIDTH - _RIGHT}" stroke="var(--faint)" stroke-dasharray="5 4"/>'
-            f'<text class="faint" x="{_WIDTH - _RIGHT}" y="{down(level) - 5:.1f}" text-anchor="end">'
-            f"{escape(name)}</text>"
-        )
+    scale = _Scale(*_nice(ends), ticks=tuple(sorted({point.x for point in points})))
+    parts = [*_axes(scale), *_references(references, scale)]
     for number, line in enumerate(series):
-        # Neighbours step aside a little, so that their error bars do not hide each other.
+        # Series are offset a little, so that their error bars do not cover each other.
         aside = 5 * (number - (len(series) - 1) / 2)
-        placed = [(across(point.x) + aside, point) for point in line.points]
-        parts.append(_line(line, number, placed, down, within))
+        placed = [(scale.across(point.x) + aside, point) for point in line.points]
+        parts.append(_line(line, number, placed, scale.down, within))
     bottom = _TOP + _HEIGHT + 40
     parts.append(f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{bottom}" text-anchor="middle">{escape(x)}</text>')
-    legend = [(number, line.name) for number, line in enumerate(series)]
-    for place, (number, name) in enumerate(legend):
-        spot = f"translate({_LEFT + 4 + 180 * (place % 2)} {bottom + 22 + 19 * (place // 2)})"
-        parts.append(
-            f'<path d="{MARKS[number % len(MARKS)]}" fill="{_colour(number)}" transform="{spot}"/>'
-            f'<text transform="{spot}" x="11" y="4">{escape(name)}</text>'
-        )
-    tall = bottom + 14 + 19 * -(-len(legend) // 2)
+    parts += _legend(series, bottom)
+    tall = bottom + 14 + 19 * -(-len(series) // 2)
     heading = f'<text x="0" y="-8">{escape(y)}</text>'
     label = escape(f"{y} over {x}: {', '.join(line.name for line in series)}")
-    return (
+    return Markup(
         f'<svg class="chart" viewBox="0 -20 {_WIDTH} {tall + 20}" role="img" aria-label="{label}">'
         f"{heading}{''.join(parts)}</svg>"
     )
 
 
+@dataclass(frozen=True)
+class _Scale:
+    """From values to places on the canvas: logarithmic across, linear down."""
+
+    low: float
+    high: float
+    step: float
+    ticks: tuple[float, ...]
+
+    def across(self, value: float) -> float:
+        left, right = math.log(self.ticks[0]), math.log(self.ticks[-1])
+        share = 0.5 if left == right else (math.log(value) - left) / (right - left)
+        return _LEFT + 30 + (_WIDTH - _LEFT - _RIGHT - 60) * share
+
+    def down(self, value: float) -> float:
+        return _TOP + _HEIGHT * (self.high - value) / (self.high - self.low)
+
+
+def _axes(scale: _Scale) -> Iterator[str]:
+    for number in range(round((scale.high - scale.low) / scale.step) + 1):
+        level = scale.low + number * scale.step
+        yield (
+            f'<path d="M{_LEFT} {scale.down(level):.1f}H{_WIDTH - _RIGHT}" stroke="var(--line)"/>'
+            f'<text class="axis" x="{_LEFT - 6}" y="{scale.down(level) + 4:.1f}" text-anchor="end">{level:g}</text>'
+        )
+    for tick in scale.ticks:
+        place = scale.across(tick)
+        yield (
+            f'<path d="M{place:.1f} {_TOP + _HEIGHT}v5" stroke="var(--faint)"/>'
+            f'<text class="axis" x="{place:.1f}" y="{_TOP + _HEIGHT + 19}" text-anchor="middle">{tick:g}</text>'
+        )
+
+
+def _references(references: Mapping[str, float], scale: _Scale) -> Iterator[str]:
+    for name, level in references.items():
+        place = scale.down(level)
+        yield (
+            f'<path d="M{_LEFT} {place:.1f}H{_WIDTH - _RIGHT}" stroke="var(--faint)" stroke-dasharray="5 4"/>'
+            f'<text class="faint" x="{_WIDTH - _RIGHT}" y="{place - 5:.1f}" text-anchor="end">{escape(name)}</text>'
+        )
+
+
+def _legend(series: Sequence[Series], bottom: int) -> Iterator[str]:
+    for number, line in enumerate(series):
+        spot = f"translate({_LEFT + 4 + 180 * (number % 2)} {bottom + 22 + 19 * (number // 2)})"
+        yield (
+            f'<path d="{MARKS[number % len(MARKS)]}" fill="{_colour(number)}" transform="{spot}"/>'
+            f'<text transform="{spot}" x="11" y="4">{escape(line.name)}</text>'
+        )
+
+
 def _ends(point: Point, within: tuple[float, float]) -> tuple[float, float]:
-    """Of its error bar, from below."""
+    """The lower and the upper end of the error bar."""
     deviation = point.deviation or 0.0
     return max(point.y - deviation, min(point.y, within[0])), min(point.y + deviation, max(point.y, within[1]))
 

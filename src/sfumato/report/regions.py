@@ -1,9 +1,10 @@
 """Tables of Markdown pages that are rendered from result files, so that no number is typed by hand.
 
 A page marks a region ``<!-- results: FILE[, FILE …] KEY=VALUE … -->`` … ``<!-- /results -->``; FILE is the name of a
-result file without its ending. The keys are ``measures`` (columns, separated by ``;``) and filters on the rows:
-``data``, ``unit``, ``epsilon``, ``setting``, ``protocol``. What is between the marks is written by
-``sfumato experiment render``.
+result file without its ending. The keys are ``measures`` (separated by ``;``) and filters on the rows: ``data``,
+``unit``, ``epsilon``, ``setting``, ``protocol``. By default each row is a line and each measure a column; with
+``layout=pivot`` each setting is a line, each dataset and ε a column, with the number of trainings in brackets. What is
+between the marks is written by ``sfumato experiment render``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from sfumato.experiments.datasets import datasets
 from sfumato.experiments.results import ResultRow, ResultSet
 from sfumato.experiments.spec import hint
+from sfumato.report.paper_page import table
 from sfumato.report.papers import number
 
 REGION = re.compile(r"(<!-- results: (?P<selector>[^>]*?) -->\n)(?P<body>.*?)(?P<end><!-- /results -->)", re.DOTALL)
@@ -32,6 +34,7 @@ class Selector:
     files: tuple[str, ...]
     measures: tuple[str, ...]
     filters: Mapping[str, tuple[str, ...]]
+    pivot: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Selector:
@@ -39,25 +42,27 @@ class Selector:
         files: list[str] = []
         filters: dict[str, tuple[str, ...]] = {}
         measures: tuple[str, ...] = ()
+        pivot = False
         for word in shlex.split(text):
             key, separator, value = word.partition("=")
             if not separator:
                 files.append(word.rstrip(","))
             elif key == "measures":
                 measures = tuple(value.split(";"))
+            elif word == "layout=pivot":
+                pivot = True
             elif key in _FILTERS:
                 filters[key] = tuple(value.split(";"))
             else:
-                raise ValueError(f"a results region has no {key!r}; {hint(key, ('measures', *_FILTERS))}")
-        return cls(tuple(files), measures, filters)
+                raise ValueError(f"a results region has no {key!r}; {hint(key, ('measures', 'layout', *_FILTERS))}")
+        return cls(tuple(files), measures, filters, pivot)
 
     def accepts(self, row: ResultRow) -> bool:
         """Whether the row passes all filters."""
-        epsilon = "inf" if row.epsilon is None else f"{row.epsilon:g}"
         values = {
             "data": row.data.name,
             "unit": row.unit,
-            "epsilon": epsilon,
+            "epsilon": _epsilon(row),
             "setting": row.setting,
             "protocol": row.protocol,
         }
@@ -75,7 +80,7 @@ def rendered(page: str, results: Mapping[str, ResultSet]) -> str:
 
 
 def region_table(selector: Selector, results: Mapping[str, ResultSet]) -> str:
-    """A Markdown table: a line for each row, a column for each measure."""
+    """A Markdown table of the selected rows, and why some of them are struck through."""
     for name in selector.files:
         if name not in results:
             raise LookupError(f"there is no result file {name!r}; {hint(name, results)}")
@@ -83,29 +88,71 @@ def region_table(selector: Selector, results: Mapping[str, ResultSet]) -> str:
     if not rows:
         raise LookupError(f"no row of {', '.join(selector.files)} passes the filters {dict(selector.filters)}")
     measures = selector.measures or tuple(dict.fromkeys(name for row in rows for name in row.values))
-    heads = ("data", "setting", "unit", "ε", "trainings", *measures)
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for row in rows:
-        epsilon = "∞" if row.epsilon is None else f"{row.epsilon:g}"
-        cells = [_cell(row, name) for name in measures]
-        first = (datasets()[row.data.name].title, row.setting, row.unit, epsilon, str(row.trainings))
-        lines.append("| " + " | ".join((*first, *cells)) + " |")
+    text = _pivot(rows, measures) if selector.pivot else _flat(rows, measures)
     reasons = sorted({row.superseded for row in rows if row.superseded})
-    lines += [f"\nStruck through: superseded, because {reason}." for reason in reasons]
-    return "\n".join(lines) + "\n"
+    return text + "".join(f"\nStruck through: superseded, because {reason}.\n" for reason in reasons)
 
 
-def _cell(row: ResultRow, name: str) -> str:
-    text = number(row.values.get(name))
-    return f"~~{text}~~" if row.superseded and name in row.values else text
+def _flat(rows: Sequence[ResultRow], measures: Sequence[str]) -> str:
+    lines = []
+    for row in rows:
+        first = (datasets()[row.data.name].title, row.setting, row.unit, _epsilon(row), str(row.trainings))
+        # A measure of fewer trainings than the row has says how many.
+        counted = {name for name, value in row.values.items() if value.trainings != row.trainings}
+        lines.append((*first, *(_cell(row, name, counted=name in counted) for name in measures)))
+    return table(("data", "setting", "unit", "ε", "trainings", *measures), lines)
 
 
-def unsourced_lines(page: str) -> list[str]:
-    """Lines outside of all regions and code blocks that print a measured number."""
+def _pivot(rows: Sequence[ResultRow], measures: Sequence[str]) -> str:
+    """A line for each setting, a column for each dataset, unit, ε and protocol: none of these is averaged over."""
+    if len(measures) != 1:
+        raise ValueError(f"layout=pivot shows one measure, not {', '.join(measures)}")
+    columns = _columns([row for row in rows if row.epsilon is not None])
+    lines: dict[str, dict[tuple[str, str, str, str], str]] = {}
+    for row in rows:
+        own = lines.setdefault(row.setting, {})
+        for key in columns:
+            # A row without ε, such as real data, stands in every column of its dataset and protocol.
+            same = key == (row.data.name, _epsilon(row), row.unit, row.protocol)
+            if same or (row.epsilon is None and (key[0], key[3]) == (row.data.name, row.protocol)):
+                if key in own:
+                    raise ValueError(f"two rows for {row.setting}, {columns[key]}: select one of them")
+                own[key] = _cell(row, measures[0], counted=True)
+    body = [(setting, *(own.get(key, "–") for key in columns)) for setting, own in lines.items()]
+    return table((measures[0], *columns.values()), body)
+
+
+def _columns(rows: Sequence[ResultRow]) -> dict[tuple[str, str, str, str], str]:
+    """By dataset and then by ε; the unit and the protocol are in the heading where they differ between columns."""
+    order = list(dict.fromkeys(row.data.name for row in rows))
+    units, protocols = ({getattr(row, name) for row in rows} for name in ("unit", "protocol"))
+    found = {}
+    for row in sorted(rows, key=lambda row: (order.index(row.data.name), row.epsilon, row.unit)):
+        words = [f"{datasets()[row.data.name].title}, ε {_epsilon(row)}"]
+        words += [f"per {row.unit}"] if len(units) > 1 else []
+        words += [f"`{row.protocol}`"] if len(protocols) > 1 else []
+        found[row.data.name, _epsilon(row), row.unit, row.protocol] = ", ".join(words)
+    return found
+
+
+def _epsilon(row: ResultRow) -> str:
+    return "∞" if row.epsilon is None else f"{row.epsilon:g}"
+
+
+def _cell(row: ResultRow, name: str, *, counted: bool = False) -> str:
+    value = row.values.get(name)
+    if value is None:
+        return "–"
+    text = number(value) + (f" ({value.trainings})" if counted else "")
+    return f"~~{text}~~" if row.superseded else text
+
+
+def unsourced_numbers(page: str) -> list[str]:
+    """Numbers with a deviation or a percent sign outside of all regions and code blocks."""
     outside = REGION.sub("", page)
     outside = re.sub(r"```.*?```|`[^`\n]*`", "", outside, flags=re.DOTALL)
     lines = [line for line in outside.splitlines() if not line.startswith("    ")]
-    return [line for line in lines if MEASURED.search(line)]
+    return [found.group() for line in lines for found in MEASURED.finditer(line)]
 
 
 def documentation_pages(root: Path) -> Sequence[Path]:

@@ -10,6 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sfumato.files import new_file, private_folder, write_json
-from sfumato.privacy import PrivateState
+from sfumato.privacy import PrivateState, RunRefused
+from sfumato.privacy.interfaces import Started
 
 
 class FolderCheckpoint:
@@ -34,17 +36,22 @@ class FolderCheckpoint:
         self._saved_at = 0.0
 
     @property
-    def started(self) -> tuple[str, int] | None:
-        """The run's id in the ledger and its public seed, where a run has begun here."""
+    def started(self) -> Started | None:
+        """The run that was started here, if one was."""
         path = self.folder / "run.json"
         if not path.exists():
             return None
-        data = json.loads(path.read_text())
-        return data["run"], data["public_seed"]
+        try:
+            return Started(**json.loads(path.read_text()))
+        except TypeError:
+            raise RunRefused(
+                f"{self.folder} was written by another version and does not name the ledger of its run; start a new run"
+            ) from None
 
-    def start(self, run: str, public_seed: int) -> None:
+    def start(self, started: Started) -> None:
+        """Remember the run, so that it can be resumed with its own ledger and no other."""
         private_folder(self.folder)
-        write_json(self.folder / "run.json", {"run": run, "public_seed": public_seed}, private=True)
+        write_json(self.folder / "run.json", asdict(started), private=True)
 
     def delete(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -14,6 +14,12 @@ from sfumato.release.release import Release
 from sfumato.training.checkpoint import FolderCheckpoint
 
 
+def release_folder(path: str | Path) -> Path:
+    """The release of a run's folder; a release's own folder is returned as it is."""
+    path = Path(path)
+    return path / "release" if (path / "release").is_dir() else path
+
+
 class Run:
     """Begins, resumes and finishes a run in ``folder``. The ledger is the run's own unless the collection has one."""
 
@@ -21,6 +27,7 @@ class Run:
         self.folder = Path(folder)
         self.release = self.folder / "release"
         self.internal = self.folder / "internal"
+        self.hold_out = self.internal / "hold_out.json"
         self._settings = self.internal / "run.json"
         self._created: bool | None = None
         self.ledger = Path(ledger) if ledger is not None else self.folder / "ledger.jsonl"
@@ -65,7 +72,7 @@ class Run:
 
     def _has_spent(self) -> bool:
         started = self.checkpoint.started
-        return started is not None and self.ledger.exists() and bool(Ledger.read(self.ledger).events(started[0]))
+        return started is not None and self.ledger.exists() and bool(Ledger.read(self.ledger).events(started.run))
 
     def finish(self, release: Release) -> None:
         """Write the release; then what was kept for a resumption is no longer needed."""

@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from sfumato.evaluation.density import log_likelihood, out_of_distribution_auroc
-from sfumato.evaluation.latents import CAUCHY_SCALES, hoyer_sparsity, maximum_mean_discrepancy
+from sfumato.evaluation.latent_codes import CAUCHY_SCALES, hoyer_sparsity, maximum_mean_discrepancy
 
 
 def test_auroc_equals_scikit_learn_with_ties_and_orders_perfect_cases() -> None:
@@ -58,7 +58,7 @@ def test_mmd_equals_a_plain_loop_and_is_near_zero_for_equal_laws() -> None:
         for rows in (first, second)
     ]
     expected = within[0] + within[1] - 2 * np.mean([kernel(x, y) for x in first for y in second])
-    found = maximum_mean_discrepancy(torch.tensor(first), torch.tensor(second), chunk=5)
+    found = maximum_mean_discrepancy(torch.tensor(first), torch.tensor(second), microbatch_size=5)
     assert found == pytest.approx(expected)
     same = torch.tensor(random.normal(size=(400, 3)))
     assert abs(maximum_mean_discrepancy(same[:200], same[200:])) < 0.1 * found

@@ -1,0 +1,102 @@
+"""Results are data: they survive a round trip, units are never pooled, and pages print what the files hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sfumato.experiments.evidence import stale_results
+from sfumato.experiments.papers.entries import papers
+from sfumato.experiments.papers.result import compared
+from sfumato.experiments.results import Measured, ResultSet, load_results
+from sfumato.report.regions import REGION, Selector, documentation_pages, region_table, rendered, unsourced_numbers
+
+ROOT = Path(__file__).parents[2]
+RESULTS = load_results(ROOT / "docs" / "results")
+# Numbers that older pages print without a result file. A number may only decrease; a new page starts at 0.
+UNSOURCED: dict[str, int] = {
+    "docs/audit.md": 27,
+    "docs/batch-losses.md": 1,
+    "docs/engine.md": 1,
+    "docs/evaluation.md": 8,
+    "docs/guarantee.md": 1,
+    "docs/methods/dp-diffusion.md": 1,
+    "docs/methods/dp-lflow.md": 2,
+    "docs/methods/dp2-vae.md": 4,
+    "docs/methods/dpaf.md": 13,
+    "docs/methods/dppm.md": 6,
+    "docs/methods/gs-wgan.md": 2,
+    "docs/methods/privae.md": 11,
+    "docs/report.md": 1,
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_file_is_complete(name: str) -> None:
+    result = RESULTS[name]
+    assert ResultSet.from_json(json.loads(json.dumps(result.to_json()))) == result
+    assert result.provenance.device and result.rows
+    for row in result.rows:
+        assert row.unit in ("image", "person", "record") and row.delta == 1e-5 and row.data.split
+        assert row.values, row.setting
+        for value in row.values.values():
+            assert not value.values or Measured.of(value.values) == value, "mean and deviation follow from the values"
+        if row.data.name.startswith("celeba") and result.provenance.commit is None:
+            assert row.superseded, "the first split of the faces shared persons between training and test"
+
+
+def test_persons_and_images_are_never_pooled() -> None:
+    """In the first edition one person-level and one image-level training were averaged to 61.3 ± 4.6."""
+    paper = papers()["dp-lflow"]
+    rows = compared(paper, paper.entries["table-2"], RESULTS["dp-lflow-table-2-full"].rows)
+    faces = [row.ours for row in rows if row.setting.name == "DP-LFlow" and row.case.data == "celeba-gender-32"]
+    assert [(row.unit, round(row.values["CNN"].mean, 1)) for row in faces if row] == [("image", 64.5), ("person", 58.1)]
+    text = (ROOT / "docs" / "reproduction.md").read_text()
+    assert "61.3 ± 4.6" not in text
+
+
+@pytest.mark.parametrize("path", documentation_pages(ROOT), ids=lambda path: path.stem)
+def test_a_page_prints_what_the_files_hold(path: Path) -> None:
+    """Written by: sfumato experiment render"""
+    text = path.read_text(encoding="utf-8")
+    assert rendered(text, RESULTS) == text
+
+
+def test_a_changed_digit_is_noticed() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    [region] = REGION.finditer(text)
+    changed = text.replace("96.1 ± 0.1", "97.1 ± 0.1", 1)
+    assert changed != text and rendered(changed, RESULTS) == text
+    content = RESULTS["dp2-vae-table-1-full"].to_json()
+    content["rows"][0]["values"]["CNN"]["mean"] += 1
+    other = {**RESULTS, "dp2-vae-table-1-full": ResultSet.from_json(content)}
+    assert region_table(Selector.parse(region["selector"]), other) != region["body"]
+
+
+@pytest.mark.parametrize("path", documentation_pages(ROOT), ids=lambda path: path.stem)
+def test_every_measured_number_has_a_source(path: Path) -> None:
+    """A number with a deviation or a percent sign is rendered from a result file, but for those counted above."""
+    name = path.relative_to(ROOT).as_posix()
+    if name == "docs/reproduction.md":
+        return  # rendered as a whole, and compared by the test of the catalogue
+    found = unsourced_numbers(path.read_text(encoding="utf-8"))
+    assert len(found) <= UNSOURCED.get(name, 0), found
+
+
+def test_a_region_that_selects_nothing_or_too_much_is_an_error() -> None:
+    with pytest.raises(LookupError, match="did you mean 'dp-lflow-table-1-full'"):
+        region_table(Selector.parse("dp-lflow-table-1-ful"), RESULTS)
+    with pytest.raises(LookupError, match="no row"):
+        region_table(Selector.parse("dp-lflow-table-1-full data=nothing"), RESULTS)
+    with pytest.raises(ValueError, match="has no 'dat'"):
+        Selector.parse("dp-lflow-table-1-full dat=mnist")
+    with pytest.raises(ValueError, match="two rows"):
+        region_table(Selector.parse("dp-lflow-table-1-full dp-lflow-table-1-full layout=pivot measures=CNN"), RESULTS)
+
+
+def test_results_without_a_commit_are_listed_as_old() -> None:
+    found = {one.name: one.reason for one in stale_results(RESULTS)}
+    assert found["dp2-vae-table-1-full"] == "the commit was not recorded"
+    assert "superseded" in found["dpaf-table-14-full"]

@@ -1,0 +1,103 @@
+"""The limit across adaptively chosen runs, and Rényi divergences against numerical integration."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.rdp import RdpAccountant
+
+from sfumato.privacy import Block, Budget, BudgetExceeded, Ledger, NoGuarantee, Relation, SubsampledGaussian
+from sfumato.privacy.accounting import calibrate, epsilon
+from sfumato.privacy.events import RawAccess
+from sfumato.privacy.filter import divergence, filter_order, filtered_epsilon
+
+BUDGET = Budget(1.0, 1e-5)
+
+
+def event(noise: float, rate: float = 1.0, steps: int = 1, shards: int | None = None) -> SubsampledGaussian:
+    return SubsampledGaussian("train", (Block("sum", noise),), sampling_rate=rate, steps=steps, shards=shards)
+
+
+def spend(ledger: Ledger, one: SubsampledGaussian) -> None:
+    run = ledger.start_run(method="m", variant="v", seeded=False)
+    ledger.reserve(run, [one])
+    ledger.charge(run, one)
+
+
+@pytest.mark.parametrize("order", [2, 5, 24])
+@pytest.mark.parametrize(("rate", "noise"), [(1.0, 2.0), (0.1, 1.1), (0.004, 0.7)])
+def test_divergences_of_adding_and_removing_agree_with_another_implementation(
+    rate: float, noise: float, order: int
+) -> None:
+    gaussian = GaussianDpEvent(noise)
+    other = gaussian if rate == 1 else PoissonSampledDpEvent(rate, gaussian)
+    accountant = RdpAccountant(orders=[order]).compose(SelfComposedDpEvent(other, 40))
+    expected = accountant.get_epsilon(1e-5)
+    assert filtered_epsilon([event(noise, rate, 40)], order, 1e-5) == pytest.approx(max(0.0, expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("order", [2, 5, 16])
+@pytest.mark.parametrize(("rate", "noise"), [(0.5, 2.0), (0.1, 1.1), (0.9, 3.0)])
+def test_the_divergence_of_replacing_is_an_upper_bound(rate: float, noise: float, order: int) -> None:
+    """(1 − q) N(0) + q N(+1) against (1 − q) N(0) + q N(−1), by numerical integration."""
+    values = np.linspace(-40 * noise - 4 * order, 40 * noise + 4 * order, 400_001)
+
+    def log_density(mean: float) -> np.ndarray:
+        pieces = [-np.square(values - place) / (2 * noise**2) for place in (0.0, mean)]
+        return np.logaddexp(math.log1p(-rate) + pieces[0], math.log(rate) + pieces[1])
+
+    cell = math.log((values[1] - values[0]) / (noise * math.sqrt(2 * math.pi)))
+    exact = np.logaddexp.reduce(order * log_density(1.0) + (1 - order) * log_density(-1.0)) + cell
+    bound = divergence(event(noise, rate, shards=3), Relation.REPLACE, order)
+    assert float(exact) / (order - 1) <= bound * (1 + 1e-9)
+
+
+def test_runs_chosen_after_earlier_answers_are_refused_where_the_accountant_would_admit_them() -> None:
+    """Two halves of the budget by the tight accountant cost more than it when the second is chosen adaptively."""
+    (whole,) = calibrate([event(1.0, steps=2)], BUDGET)
+    half = whole.times(1)
+    assert epsilon([half, half], BUDGET.delta) <= BUDGET.epsilon
+    ledger = Ledger(None, BUDGET)
+    spend(ledger, half)
+    with pytest.raises(BudgetExceeded, match="refused"):
+        spend(ledger, half)
+
+
+def test_one_run_may_spend_the_whole_budget_and_nothing_comes_after_it() -> None:
+    (whole,) = calibrate([event(1.0, 0.1, 100)], BUDGET)
+    ledger = Ledger(None, BUDGET)
+    spend(ledger, whole)
+    assert ledger.spent() == epsilon([whole], BUDGET.delta) <= 1.0
+    with pytest.raises(BudgetExceeded):
+        spend(ledger, event(1e3))
+
+
+def test_several_runs_fit_into_the_filter() -> None:
+    ledger = Ledger(None, BUDGET)
+    admitted = 0
+    with pytest.raises(BudgetExceeded):
+        for _ in range(100):
+            spend(ledger, event(16.0))
+            admitted += 1
+    together = event(16.0, steps=admitted)
+    assert epsilon([together], BUDGET.delta) < ledger.spent() <= 1.0
+    # What adaptivity costs here: the filter admits at least 80 % of what a plan made in advance could hold.
+    tight = next(n for n in range(1, 200) if epsilon([event(16.0, steps=n)], BUDGET.delta) > 1.0) - 1
+    assert 0.8 * tight <= admitted < tight
+
+
+def test_the_order_is_fixed_when_the_ledger_is_created(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l", BUDGET) as ledger:
+        assert ledger._entries[0]["order"] == filter_order(1.0, 1e-5)
+    with Ledger(tmp_path / "open", NoGuarantee()) as ledger:
+        assert ledger._entries[0]["order"] is None
+    assert 2 <= filter_order(10.0, 1e-5) < filter_order(1.0, 1e-5) < filter_order(0.1, 1e-5)
+
+
+def test_nothing_costs_nothing_and_raw_access_everything() -> None:
+    assert filtered_epsilon([], 8, 1e-5) == 0.0
+    assert filtered_epsilon([RawAccess("records", "as published")], 8, 1e-5) == math.inf
