@@ -123,17 +123,15 @@ def _training_cost(setting: Setting, case: Case, scale: Scale, data: Dataset, de
     costs = _costs()["methods"]
     records = min(number for number in (scale.records_of(case), data.records) if number is not None)
     method = scale.method(setting, case)
-    published = f"{setting.method} {method.variant}"
-    each = costs.get(published, costs[setting.method])[device]
-    return method, each * _record_steps(method, records) * _pixels(data.options) / 784
+    each = costs[setting.method.removesuffix("-published")] if setting.method not in costs else costs[setting.method]
+    return method, each[device] * _record_steps(method, records) * _pixels(data.options) / 784
 
 
 def _record_steps(method: Method, records: int) -> float:
     """How often a training processes a record, or an image of its own."""
     parameters: Mapping[str, Any] = method.parameters()
-    if method.variant in method.raw_variants:
-        rounds = parameters.get("published_iterations", parameters.get("iterations", 0))
-        return float(rounds * parameters.get("published_batch_size", parameters.get("batch_size", 1)))
+    if method.raw_access:
+        return float(parameters["iterations"] * parameters["batch_size"])
     queried = sum(event.sampling_rate * event.steps * records for event in method.queries())
     generated = parameters.get("iterations", 0) * parameters.get("batch_size", 2 * parameters.get("fakes_per_class", 0))
     single = "steps" not in parameters or parameters["steps"] == 1
