@@ -1,7 +1,7 @@
 """ε of ten ledgers, computed again by an implementation that shares nothing with the accountant's.
 
-The privacy loss of one step is discretised on a grid, each mass divided between two neighbouring points so that its mean
-stays, and composed by a fast Fourier transform.
+The privacy loss of one step is discretised on a grid, each mass divided between two neighbouring points so that its
+mean stays, and composed by a fast Fourier transform.
 """
 
 from __future__ import annotations
