@@ -112,7 +112,7 @@ def test_training_on_public_images_lowers_the_loss_without_the_data() -> None:
     nobody = PrivateRecords(np.zeros((0, 1, 28, 28), dtype=np.uint8), classes=("a", "b"))
     short = replace(SMALL, warm_start="procedural", width=8, patch_size=2, public_images=256, public_batch_size=32)
     losses = []
-    for steps in (1, 100):
+    for steps in (1, 300):
         # One private step at a learning rate of nothing: what is released is the warm start.
         method = replace(short, public_steps=steps, steps=1, learning_rate=0.0, ema_decay=0.0)
         model = method.fit(nobody, BUDGET, seed=1, device="cpu").model
@@ -124,7 +124,7 @@ def test_training_on_public_images_lowers_the_loss_without_the_data() -> None:
             losses.append(
                 float(model.denoiser.loss(clean, torch.randn_like(clean), torch.full((64,), 0.3), labels).mean())
             )
-    assert losses[1] < 0.8 * losses[0]
+    assert losses[1] < 0.85 * losses[0]
 
 
 def test_with_little_noise_the_teacher_tells_the_classes_apart() -> None:
