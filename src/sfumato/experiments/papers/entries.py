@@ -154,7 +154,7 @@ class Paper:
 @dataclass(frozen=True)
 class Small:
     """The small scale: how many records, images and trainings; for each method the most that some parameters may be,
-    and what stands instead of others."""
+    and values that replace others."""
 
     records: int
     images: int
