@@ -32,7 +32,7 @@ def test_two_clips_are_found_by_almost_any_unit() -> None:
 def test_the_search_climbs_where_ordinary_units_stay_low() -> None:
     pixels = 0.5 + 0.01 * np.random.default_rng(0).random((12, 1, 4, 4), dtype=np.float32)
     private = PrivateRecords(pixels)
-    method = ControlMethod(clip=1e4, rate=1.0, steps=1)
+    method = ControlMethod(clip_norm=1e4, sampling_rate=1.0, steps=1)
     ordinary = replay(method, private, budget=BUDGET, pairs=3).movement["train / gradient"]
     best = search(method, private, budget=BUDGET, unit=0, tries=12).movement["train / gradient"]
     assert 100 * ordinary < best <= 1 + 1e-6

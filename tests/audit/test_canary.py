@@ -48,7 +48,7 @@ def test_halved_noise_measures_more() -> None:
 
 
 def test_released_images_can_be_attacked() -> None:
-    method = ControlMethod(rate=1.0, steps=20, clip=20.0, learning_rate=0.05)
+    method = ControlMethod(sampling_rate=1.0, steps=20, clip_norm=20.0, learning_rate=0.05)
     few = worst_case_images(3, size=16)
     loud = black_box(method, few, budget=Budget(1000.0, 1e-5), canaries=60, samples=40, seed=0)
     quiet = black_box(method, few, budget=Budget(0.5, 1e-5), canaries=60, samples=40, seed=0)

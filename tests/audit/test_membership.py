@@ -44,7 +44,7 @@ def test_rates_are_counted_as_they_should() -> None:
 
 @pytest.mark.parametrize(("epsilon", "low", "high"), [(1.0, 0.35, 0.62), (1e4, 0.7, 1.0)])
 def test_shadow_models_tell_members_only_without_noise(epsilon: float, low: float, high: float) -> None:
-    method = ControlMethod(rate=1.0, clip=10.0, learning_rate=0.05)
+    method = ControlMethod(sampling_rate=1.0, clip_norm=10.0, learning_rate=0.05)
     found = lira(
         method,
         PIXELS[:60],

@@ -13,9 +13,9 @@ BUDGET = Budget(3.0, 1e-5)
 RULES = {
     "two clips for one entry": {"movement"},
     "the real batch size as divisor": {"same release"},
-    "skipped empty batches": {"same questions"},
+    "skipped empty batches": {"same queries"},
     "centring by the private mean": {"movement"},
-    "early stopping on a private loss": {"same questions"},
+    "early stopping on a private loss": {"same queries"},
     "an unlisted query": {"refused"},
     "no clip": {"movement"},
     "an N-dependent rate": {"same ledger"},
@@ -57,12 +57,12 @@ def test_the_control_methods_are_not(sound: type[ControlMethod]) -> None:
 
 def test_idle_pairs_are_vacuous() -> None:
     """Without a unit that reaches the clip nothing was shown, and that is said."""
-    method = ControlMethod(clip=1e12, steps=1, rate=1.0)
+    method = ControlMethod(clip_norm=1e12, steps=1, sampling_rate=1.0)
     result = replay(method, worst_case_images(12, size=8), budget=BUDGET, units=[0, 8, 9, 11])
     assert result.findings == [] and result.vacuous() == ["train / gradient"]
 
 
-def test_the_masked_units_coin_comes_up_in_every_pair() -> None:
+def test_the_removed_units_coin_comes_up_in_every_pair() -> None:
     private = worst_case_images(size=8)
-    chosen = participants(ControlMethod(rate=0.1, steps=3), private, BUDGET, seed=0)
+    chosen = participants(ControlMethod(sampling_rate=0.1, steps=3), private, BUDGET, seed=0)
     assert 0 < len(chosen) < 40

@@ -24,9 +24,8 @@ from sfumato.audit.broken_methods import ControlMethod
 class Leaky(ControlMethod):
     """Its divisor is the size of the batch."""
 
-    def learn(self, curator, step, model):
-        gradient = step.noisy_gradient("gradient", model, self.loss, clip_norm={"base": 1.0, "offset": 1.0})
-        return gradient / max(1, len(step._batch))
+    def learn(self, curator, step, model, loss):
+        return self.gradient(step, model, loss) / max(1, len(step._batch))
 '''
 
 

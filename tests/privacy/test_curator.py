@@ -266,17 +266,11 @@ def test_a_tape_needs_a_seed_and_a_person_needs_a_column() -> None:
 
 
 def test_no_more_images_of_a_person_than_allowed() -> None:
-    sizes = []
-
-    def features(images: Tensor, labels: Tensor, random: Any) -> Tensor:
-        sizes.append(len(images))
-        return images.flatten(1)
-
     event = SubsampledGaussian("sum", (Block("sum"),))
     budget = Budget(5.0, 1e-5, unit="person")
     door, _ = curator(event, private=collection(persons=True), budget=budget, max_images_per_unit=3)
-    door.noisy_sum("sum", features, clip_norm=1.0)
-    assert sizes[-1] == 15  # five persons, three images each; before it only the probe was asked
+    sizes = [len(batch.images) for step in door.steps("sum") for batch in step._batches("sum", 1, None, 256)]
+    assert sizes == [15]  # five persons, three images each
 
 
 @pytest.mark.parametrize("unit", ["image", "person"])
@@ -292,16 +286,14 @@ def test_removing_a_unit_changes_nobody_elses_batches_draws_and_shards(unit: Any
         budget = Budget(5.0, 1e-5, unit=unit)
         running, _ = curator(train(steps=20, a=1.0), private=records, budget=budget, max_images_per_unit=5)
         drawn: dict[float, Tensor] = {}
-
-        def features(images: Tensor, labels: Tensor, random: Any, drawn: dict[float, Tensor] = drawn) -> Tensor:
-            for image, number, key in zip(images, random.normal("z", 2), random.rows, strict=True):
-                drawn[float(image.double().flatten() @ torch.arange(16.0).double())] = torch.cat([number, key[None]])
-            return images.flatten(1)
-
         batches.append([])
         for step in running.steps("train"):
             batches[-1].append(set(step._batch.tolist()))
-            step.noisy_sum("a", features, clip_norm=1.0)
+            for batch in step._batches("a", 1, None, 256):
+                rows = zip(batch.images, batch.random.normal("z", 2), batch.random.rows, strict=True)
+                for image, number, key in rows:
+                    place = float(image.double().flatten() @ torch.arange(16.0).double())
+                    drawn[place] = torch.cat([number, key[None]])
         seen.append(drawn)
     assert [batch - {3} for batch in batches[0]] == batches[1] and any(3 in batch for batch in batches[0])
     common = seen[0].keys() & seen[1].keys()

@@ -228,7 +228,7 @@ def per_row(model: nn.Module, images: Tensor, labels: Tensor, random: object) ->
 
 
 @pytest.mark.parametrize(
-    ("loss", "reason"), [(Remembers(), "other groups"), (from_outside, "other groups"), (per_row, "single number")]
+    ("loss", "reason"), [(Remembers(), "still alive"), (from_outside, "global generator"), (per_row, "single number")]
 )
 def test_group_losses_that_see_more_than_their_group_are_refused(loss, reason) -> None:  # type: ignore[no-untyped-def]
     batch = batch_of(torch.rand(6, 1, 2, 2))

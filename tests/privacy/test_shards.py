@@ -186,7 +186,7 @@ def test_shards_that_see_each_other_are_refused() -> None:
         return own[:, :1]
 
     for step in curator.steps("train"):
-        with pytest.raises(UnsupportedModel, match="mixes shards"):
+        with pytest.raises(UnsupportedModel, match="moved another shard's memory"):
             step.update(memory, mixed)
         break
     curator, _ = door(collection())

@@ -1,58 +1,101 @@
-"""Which audit detects which broken method."""
+"""The detection matrix: which check stops or finds which broken method, and which control methods pass all of them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sfumato.audit.broken_methods import BROKEN_METHODS, ControlMethod
-from sfumato.audit.canary import white_box
+from sfumato.audit.broken_methods import BROKEN_METHODS, CONTROL_METHODS, MISTAKES, ControlMethod
 from sfumato.audit.noise import audit_noise
 from sfumato.audit.replay import replay
 from sfumato.audit.worst_case import worst_case_images
-from sfumato.privacy import Budget
+from sfumato.privacy import Budget, PrivateRecords
+
+CONTROL, MECHANISM, DIRECT, HELPER = "control", "mechanism", "direct", "in a helper"
+GUARDED = "the function was refused on random images"
+NOT_CAUGHT = "nothing"
 
 
 @dataclass(frozen=True)
 class Detection:
-    """One mistake and what each audit reports: a refusal before training, broken rules, failed tests, a measured ε."""
+    """One method, the check that stopped or found it, and what the check said."""
 
     mistake: str
-    refused: str | None
-    replay: tuple[str, ...]
-    noise: tuple[str, ...]
-    measured: float | None
-    printed: float | None
+    form: str
+    caught_by: str
+    reasons: tuple[str, ...]
 
     @property
-    def canary(self) -> bool:
-        return self.measured is not None and self.printed is not None and self.measured > self.printed
-
-    @property
-    def caught(self) -> bool:
-        return bool(self.refused or self.replay or self.noise or self.canary)
+    def expected(self) -> bool:
+        """A broken method is caught, a control method is not."""
+        return (self.caught_by == NOT_CAUGHT) == (self.form == CONTROL)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "caught": self.caught}
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Detection:
+        return cls(**{**values, "reasons": tuple(values["reasons"])})
+
+
+def audited_methods() -> Iterator[tuple[str, str, type[ControlMethod]]]:
+    """Mistake, form and class of every method in the matrix."""
+    for kind in CONTROL_METHODS:
+        yield (kind.__doc__ or "").strip(), CONTROL, kind
+    for kind in BROKEN_METHODS:
+        yield (kind.__doc__ or "").strip(), MECHANISM, kind
+    for mistake in MISTAKES:
+        yield mistake.name, DIRECT, mistake.direct
+        yield mistake.name, HELPER, mistake.in_helper
 
 
 def detect(
-    broken: type[ControlMethod], *, budget: Budget, pairs: int = 12, canaries: int = 60, runs: int = 1, seed: int = 0
+    mistake: str,
+    form: str,
+    kind: type[ControlMethod],
+    *,
+    budget: Budget,
+    private: PrivateRecords | None = None,
+    pairs: int = 12,
 ) -> Detection:
-    """Run all audits of one method on a small worst-case collection."""
-    private, method = worst_case_images(size=8), broken.small()
-    mistake = "none (control method)" if broken is ControlMethod else (broken.__doc__ or "").strip()
-    found = replay(method, private, budget=budget, pairs=pairs, seed=seed)
-    refusals = [finding.detail for finding in found.findings if finding.rule == "refused"]
-    if refusals:
-        return Detection(mistake, refusals[0], (), (), None, None)
-    rules = tuple(sorted({finding.rule for finding in found.findings}))
-    noise = tuple(test.name for test in audit_noise(method, private, budget=budget).tests if test.failed)
-    canary = white_box(method, private, budget=budget, canaries=canaries, runs=runs, seed=seed)
-    return Detection(mistake, None, rules, noise, canary.bound.epsilon, canary.printed)
+    """Apply the checks in the order in which a method meets them: guard and probe, Curator, replay, noise audit."""
+    private = worst_case_images(72, size=8) if private is None else private
+    method = kind.small()
+    found = replay(method, private, budget=budget, pairs=pairs)
+    if not found.findings:  # a process of its own takes seconds to start, so it comes last
+        found = replay(method, private, budget=budget, pairs=1, fresh_process=True)
+    for finding in found.findings:
+        if finding.rule == "refused":
+            return Detection(mistake, form, _refused_by(finding.detail), (_short(finding.detail),))
+    if found.findings:
+        return Detection(mistake, form, "replay", found.rules)
+    failed = tuple(test.name for test in audit_noise(method, private, budget=budget).tests if test.failed)
+    return Detection(mistake, form, "noise audit" if failed else NOT_CAUGHT, failed)
 
 
-def detection_matrix(*, budget: Budget, pairs: int = 12, canaries: int = 60, runs: int = 20) -> list[Detection]:
-    """The control method first, then every broken method."""
-    methods: tuple[type[ControlMethod], ...] = (ControlMethod, *BROKEN_METHODS)
-    return [detect(method, budget=budget, pairs=pairs, canaries=canaries, runs=runs) for method in methods]
+def detection_matrix(*, budget: Budget, pairs: int = 12) -> Iterator[Detection]:
+    """Every control method and every broken method, as soon as each is done."""
+    private = worst_case_images(72, size=8)
+    for mistake, form, kind in audited_methods():
+        yield detect(mistake, form, kind, budget=budget, private=private, pairs=pairs)
+
+
+def _refused_by(detail: str) -> str:
+    if GUARDED in detail:
+        return "guard"
+    return "probe" if detail.startswith("UnsupportedModel") else "Curator"
+
+
+def _short(detail: str) -> str:
+    """The reason of a refusal, without its advice."""
+    text = detail.split(": ", 1)[1].removeprefix(f"{GUARDED}: ")
+    return text.split(". ")[0].split(" (")[0]
+
+
+def markdown_table(detections: list[Detection]) -> str:
+    """The matrix as a table, one row for each mistake."""
+    lines = ["| mistake | form | caught by | because |", "|---|---|---|---|"]
+    for one in detections:
+        lines.append(f"| {one.mistake} | {one.form} | {one.caught_by} | {'; '.join(one.reasons)} |")
+    return "\n".join(lines)

@@ -18,7 +18,6 @@ from scipy import stats
 from torch import Tensor
 
 from sfumato.audit.instrument import instrumented
-from sfumato.audit.replay import without
 from sfumato.methods.base import Method
 from sfumato.privacy import AnyBudget, Curator, Ledger, PrivateRecords, Randomness
 from sfumato.privacy.mechanism import Query, grid_of
@@ -107,7 +106,7 @@ class NoiseAudit:
 def audit_noise(method: Method, private: PrivateRecords, *, budget: AnyBudget, runs: int = 3) -> NoiseAudit:
     """Run the method ``runs`` times, and once without one unit, and apply every test."""
     worlds = [watch(method, private, budget) for _ in range(max(2, runs))]
-    neighbour = watch(method, without(private, 0), budget)
+    neighbour = watch(method, private._without(0, budget.unit), budget)
     values = np.concatenate([np.zeros(0), *(piece for seen in worlds for piece in seen.noise.values())])
     tests = [scale_test(values), law_test(values)]
     first, second = worlds[0].noise, worlds[1].noise

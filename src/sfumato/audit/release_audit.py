@@ -23,6 +23,7 @@ from sfumato.privacy import Budget, BudgetExceeded, Event, Ledger
 from sfumato.privacy.accounting import epsilon
 from sfumato.release.card import Card, rounded_up
 from sfumato.release.release import Release
+from sfumato.training.run_folder import release_folder
 
 Images = tuple[np.ndarray, np.ndarray]
 """uint8 pixels and labels."""
@@ -44,7 +45,7 @@ def audit_release(
     and ``others`` (images that were in the collection, and some that were not) the release itself is attacked.
     """
     path = Path(path)
-    folder = path / "release" if (path / "release").is_dir() else path
+    folder = release_folder(path)
     release = load(folder)
     card = release.card
     audit: dict[str, Any] = {
@@ -149,8 +150,8 @@ def write(audit: dict[str, Any], path: str | Path, *, on_card: bool = True) -> P
     The lines are computed from the card and from drawn data; results of membership attacks stay in the file.
     """
     path = Path(path)
-    run = (path / "release").is_dir()
-    folder, beside = (path / "release", path / "audit.json") if run else (path, path.parent / f"{path.name}.audit.json")
+    folder = release_folder(path)
+    beside = path / "audit.json" if folder != path else path.parent / f"{path.name}.audit.json"
     write_json(beside, audit, private=True)
     if on_card:
         release = load(folder).with_audits(audit["lines"])

@@ -168,7 +168,7 @@ def write(result: ComparisonResult, out: Path) -> list[Path]:
     return [
         write_json(out / "comparison.json", content, private=True),
         write_file(out / "comparison.csv", to_csv(result), private=True),
-        write_file(out / "comparison.html", comparison_page(content, pictures), private=True),
+        write_file(out / "comparison.html", comparison_page(result, pictures), private=True),
     ]
 
 

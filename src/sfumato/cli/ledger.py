@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.cli.console import print_json, print_table, say
-from sfumato.cli.options import BudgetOptions, Json, release_folder
+from sfumato.cli.options import BudgetOptions, Json
 from sfumato.cli.plan import QUERY_HEADINGS, query_rows
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def _facts(found: Ledger, release: Path | None) -> dict[str, Any]:
         "verified": True,
     }
     if release is not None:
+        from sfumato.training.run_folder import release_folder
+
         head = json.loads((release_folder(release) / "card.json").read_text())["ledger_head"]
         facts["holds_release"] = found.holds(head["length"], head["hash"])
     return facts

@@ -218,11 +218,6 @@ def device_named(name: str) -> str:
     return name
 
 
-def release_folder(path: Path) -> Path:
-    """The release folder of a run, or the path itself."""
-    return path / "release" if (path / "release").is_dir() else path
-
-
 @dataclass(frozen=True)
 class _CommonOptions:
     """The options of every command; their callbacks act before the command runs."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sfumato.cli.console import say
-from sfumato.cli.options import ReleasePath, label_set, release_folder
+from sfumato.cli.options import ReleasePath, label_set
 
 
 def sample(
@@ -29,6 +29,7 @@ def sample(
 
     from sfumato.methods.registry import load
     from sfumato.release.export import export
+    from sfumato.training.run_folder import release_folder
 
     found = load(release_folder(release))
     wanted = None

@@ -1,6 +1,6 @@
-"""Reference statistics, kept by content: the same images and the same feature network are looked at once.
+"""A cache of feature statistics, by content: the same images go through the same feature network once.
 
-A cache entry is derived from private images, so it may not leave. Folder and files belong to the owner alone.
+A cache entry is computed from private images, so it may not leave. Only the owner can read the folder and its files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def default_folder() -> Path:
 
 
 def content_key(pixels: np.ndarray, network: FeatureNetwork) -> str:
-    """A hash of the pixels, their shape, and all that decides their features. Not a name, not a time, not a path."""
+    """A hash of the pixels, their shape, and the network that computes their features."""
     digest = hashlib.sha256()
     digest.update(repr(("statistics 1", pixels.shape, str(pixels.dtype), network.hash, network.resize)).encode())
     for start in range(0, len(pixels), 4096):
@@ -40,7 +40,7 @@ def cached_statistics(
     device: str | torch.device = "cpu",
     progress: Progress = silent,
 ) -> FeatureStatistics:
-    """Statistics of these images, from the folder if they are there; ``folder=None`` neither reads nor writes."""
+    """Statistics of these images, from the cache in ``folder`` if they are there; ``None`` uses no cache."""
     device = torch.device(device)
     if folder is None:
         return statistics(extract(network, pixels, device=device, progress=progress))

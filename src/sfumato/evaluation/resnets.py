@@ -45,7 +45,8 @@ class WideBlock(nn.Module):
         """The block's output; where the width changes, the shortcut starts from the normalised input."""
         active = F.relu(self.first_norm(values))
         inner = self.dropout(F.relu(self.second_norm(self.first(active))))
-        return self.second(inner) + (values if self.shortcut is None else self.shortcut(active))
+        found: Tensor = self.second(inner) + (values if self.shortcut is None else self.shortcut(active))
+        return found
 
 
 class GroupedBottleneck(nn.Module):

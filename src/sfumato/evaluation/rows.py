@@ -30,8 +30,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Row:
-    """A classifier is trained on ``train`` and tested on ``test``; features of ``compared`` and ``reference`` are
-    compared."""
+    """The image sets of one row.
+
+    A classifier is trained on ``train`` and tested on ``test``; the features of ``compared`` are compared with those of
+    ``reference``.
+    """
 
     name: str
     train: Part

@@ -9,13 +9,11 @@ import torch
 
 from sfumato.privacy.events import SubsampledGaussian
 from sfumato.privacy.gradients.batch import Batch
+from sfumato.privacy.gradients.probe import PROBE_ROWS, PROBED
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
 from sfumato.privacy.sampling import Partition, Units
 from sfumato.privacy.state import PrivateState
-
-PROBED = 6
-"""Units in a batch of random images: few, because a leak through a mean over the batch shrinks with its size."""
 
 
 class Batches:
@@ -73,11 +71,12 @@ class Batches:
 
     def random(self, draws: int, state: PrivateState | None, *label: str) -> Batch:
         """A batch of random images, to test a loss or function on without touching a record."""
-        ids = torch.arange(PROBED * draws, device=self._device) // draws
+        units = max(PROBED, -(-PROBE_ROWS // draws))
+        ids = torch.arange(units * draws, device=self._device) // draws
         number = torch.arange(len(ids), device=self._device) % draws
         random = self._randomness.draws(ids, number, "probe", *label)
         images = random.uniform("images", *self._records.shape)
-        weights = torch.full((PROBED, draws), 1.0 / draws, device=self._device, dtype=images.dtype)
+        weights = torch.full((units, draws), 1.0 / draws, device=self._device, dtype=images.dtype)
         memory = None if state is None else random.normal("state", *state.shape)
         return Batch(images, ids % len(self._records.classes), random, weights, memory)
 

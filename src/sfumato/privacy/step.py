@@ -24,6 +24,7 @@ from sfumato.privacy.gradients import (
 )
 from sfumato.privacy.gradients.group_terms import Coupled, Grouped, Terms
 from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
+from sfumato.privacy.gradients.probe import due
 from sfumato.privacy.gradients.shards import on_shards
 from sfumato.privacy.mechanism import ClippedSum, Query, with_noise
 from sfumato.privacy.state import PrivateState
@@ -121,7 +122,7 @@ class Step:
         """
         if not (math.isfinite(clip_norm) and clip_norm > 0):
             raise ValueError(f"clip_norm must be a positive number, not {clip_norm}")
-        self._probe(block, 1, state, lambda batch: check_rows(features, batch))
+        self._probe(block, 1, state, lambda batch: self._fix_shape(block, check_rows(features, batch)))
         classes = len(self._curator.classes) if by_class else None
         total, shape = None, None
         for batch in self._batches(block, 1, state, _VECTORS):
@@ -129,7 +130,7 @@ class Step:
             arguments = (batch.images, batch.labels, batch.random, *own)
             with torch.no_grad():
                 values = self._on_private_rows(features, *arguments)
-            shape = tuple(values.shape[1:])
+            shape = self._fix_shape(block, tuple(values.shape[1:]))
             clipped = clipped_feature_sum(values.flatten(1), batch, clip_norm, classes)
             total = clipped if total is None else total + clipped
         if total is None or shape is None:
@@ -187,15 +188,22 @@ class Step:
         self._answered.add(block)
         return self._curator._release(Query(self._event.name, self.index, block, sums, public))
 
-    def _probe(self, what: str, draws: int, state: PrivateState | None, ask: Callable[[Batch], None]) -> None:
-        """Test once for each block that the method's function keeps its contract, on random images.
+    def _probe(self, what: str, draws: int, state: PrivateState | None, ask: Callable[[Batch], object]) -> None:
+        """Test that the method's function keeps its contract, on random images: a refusal can show nothing private.
 
-        A refusal can therefore show nothing private.
+        Before the first answer and again at steps that depend on public numbers alone.
         """
         curator, key = self._curator, (self._event.name, what)
-        if key not in curator._probed:
+        if key not in curator._probed or due(self.index, self._event.steps):
             curator._probed.add(key)
             ask(curator._batches.random(draws, state, *key))
+
+    def _fix_shape(self, block: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of an answer is public: the one that the first probe found on random images."""
+        fixed = self._curator._shapes.setdefault((self._event.name, block), shape)
+        if shape != fixed:
+            raise UnsupportedModel(f"the features of {block!r} have another shape than before; it must not change")
+        return fixed
 
     def _on_private_rows(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call code of the method. The text of an exception that it raises may quote records, and is replaced."""

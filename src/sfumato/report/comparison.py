@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
 from sfumato.evaluation.metrics import metric_named
 from sfumato.evaluation.results import REAL, ImageCounts, LeftOut, Measurement
+from sfumato.experiments.compare import ComparedMethod, ComparisonResult
 from sfumato.report.chart import Point, Series, curve
 from sfumato.report.tables import Table, left_out_text, mebibytes_text, seconds_text
 from sfumato.report.watermark import render_not_private
@@ -16,14 +16,14 @@ from sfumato.report.watermark import render_not_private
 SHOWN = ("accuracy", "fid", "kid", "coverage")
 
 
-def comparison_page(result: Mapping[str, Any], pictures: Sequence[str]) -> str:
-    """The page of what ``comparison.json`` holds; ``pictures`` are ``data:`` addresses, one for each entry."""
-    entries = result["entries"]
-    count = len({entry["name"] for entry in entries})
-    versions = ", ".join(f"{name} {version}" for name, version in (result["versions"] or {}).items())
+def comparison_page(result: ComparisonResult, pictures: Sequence[str]) -> str:
+    """The page of a comparison; ``pictures`` are ``data:`` addresses, one for each entry."""
+    entries = result.entries
+    count = len({entry.name for entry in entries})
+    versions = ", ".join(f"{name} {version}" for name, version in (result.about["versions"] or {}).items())
     return render_not_private(
         "comparison.html.jinja",
-        title=f"comparison on {result['data']}",
+        title=f"comparison on {result.facts['data']}",
         result=result,
         methods="One certified method" if count == 1 else f"{count} certified methods",
         chart=_chart(result),
@@ -31,25 +31,25 @@ def comparison_page(result: Mapping[str, Any], pictures: Sequence[str]) -> str:
         table=_table(result) if entries else None,
         table_note=_table_note(result) if entries else "",
         samples=[(_name(entry), picture) for entry, picture in zip(entries, pictures, strict=True)],
-        settings=list({entry["name"]: (entry["name"], _settings(entry)) for entry in entries}.values()),
+        settings=list({entry.name: (entry.name, _settings(entry)) for entry in entries}.values()),
         versions=versions,
     )
 
 
-def _name(entry: Mapping[str, Any]) -> str:
-    return f"{entry['name']}, ε {entry['epsilon']:g}"
+def _name(entry: ComparedMethod) -> str:
+    return f"{entry.name}, ε {entry.epsilon:g}"
 
 
-def _chart(result: Mapping[str, Any]) -> Markup | None:
+def _chart(result: ComparisonResult) -> Markup | None:
     lines: dict[str, list[Point]] = {}
     classifier = ""
-    for entry in result["entries"]:
-        found = [metric for metric in entry["metrics"] if metric["metric"] == "accuracy"]
+    for entry in result.entries:
+        found = [metric for metric in entry.metrics if metric.metric == "accuracy"]
         if not found:
             return None
-        main, classifier = found[-1], found[-1]["classifier"]
-        deviation = None if main["std"] is None else 100 * main["std"]
-        lines.setdefault(entry["name"], []).append(Point(entry["epsilon"], 100 * main["mean"], deviation))
+        main, classifier = found[-1], found[-1].classifier or ""
+        deviation = None if main.std is None else 100 * main.std
+        lines.setdefault(entry.name, []).append(Point(entry.epsilon, 100 * main.mean, deviation))
     if not lines:
         return None
     real = [one for one in _baselines(result) if one.metric == "accuracy" and one.row == REAL]
@@ -62,28 +62,28 @@ def _chart(result: Mapping[str, Any]) -> Markup | None:
     )
 
 
-def _chart_note(entries: Sequence[Mapping[str, Any]]) -> str:
-    runs = max((len(entry["runs"]) for entry in entries), default=0)
+def _chart_note(entries: Sequence[ComparedMethod]) -> str:
+    runs = max((len(entry.runs) for entry in entries), default=0)
     several = f"Error bars: one standard deviation over {runs} trainings."
     return several if runs > 1 else "One training each: no error bars."
 
 
-def _baselines(result: Mapping[str, Any]) -> list[Measurement]:
-    return [Measurement.from_json(entry) for entry in result["baselines"]]
+def _baselines(result: ComparisonResult) -> list[Measurement]:
+    return [Measurement.from_json(entry) for entry in result.baselines]
 
 
-def _table(result: Mapping[str, Any]) -> Table:
-    entries = result["entries"]
-    headings = [metric["heading"] for metric in entries[0]["metrics"] if metric["metric"] in SHOWN]
+def _table(result: ComparisonResult) -> Table:
+    entries = result.entries
+    headings = [metric.heading for metric in entries[0].metrics if metric.metric in SHOWN]
     rows = []
     for entry in entries:
-        found = {metric["heading"]: metric for metric in entry["metrics"]}
-        worst = entry["worst_class"]
+        found = {metric.heading: metric for metric in entry.metrics}
+        worst = entry.worst_class
         cells = [
-            metric_named(metric["metric"]).text(metric["mean"], metric["std"])
+            metric_named(metric.metric).text(metric.mean, metric.std)
             for metric in (found[heading] for heading in headings)
         ]
-        cells.append("–" if worst is None else f"{100 * worst['mean']:.1f} ({worst['class']})")
+        cells.append("–" if worst is None else f"{100 * worst.mean:.1f} ({worst.name})")
         rows.append((_name(entry), (*cells, _time(entry), _memory(entry))))
     by_row: dict[str, dict[str, str]] = {}
     for one in _baselines(result):
@@ -93,39 +93,39 @@ def _table(result: Mapping[str, Any]) -> Table:
     return Table((*headings, "worst class, %", "time", "memory"), tuple(rows))
 
 
-def _table_note(result: Mapping[str, Any]) -> str:
-    entries, counts = result["entries"], result["counts"]
-    threads = entries[0]["threads"]
+def _table_note(result: ComparisonResult) -> str:
+    entries, counts = result.entries, result.about["counts"]
+    threads = entries[0].threads
     note = (
         "Mean ± standard deviation over trainings. Time and peak memory are those of one training in a process of its "
-        f"own with {threads} thread{'s' * (threads != 1)} ({result['device']})."
+        f"own with {threads} thread{'s' * (threads != 1)} ({result.device})."
     )
     if counts is not None:
         limit = ImageCounts(**counts).feature_images_at_most
         note += (
-            f" {result['images']} synthetic images of each run; distances from "
+            f" {result.facts['images']} synthetic images of each run; distances from "
             f"{'all' if limit is None else f'at most {limit}'} of each set."
         )
-    resumed = sum(entry["resumed"] for entry in entries)
+    resumed = sum(entry.resumed for entry in entries)
     if resumed:
         note += (
             f" {resumed} training{'s were' if resumed > 1 else ' was'} resumed after an interruption: the time counts "
             "from there, and steps that were charged and then lost are missing."
         )
-    return note + left_out_text([LeftOut(**one) for one in result["left_out"]])
+    return note + left_out_text([LeftOut(**one) for one in result.about["left_out"]])
 
 
-def _time(entry: Mapping[str, Any]) -> str:
-    seconds = entry["seconds"]
-    text = seconds_text(seconds["mean"])
-    return text if seconds["std"] is None else f"{text} ± {seconds['std']:.1f} s"
+def _time(entry: ComparedMethod) -> str:
+    seconds = entry.seconds
+    text = seconds_text(seconds.mean)
+    return text if seconds.std is None else f"{text} ± {seconds.std:.1f} s"
 
 
-def _memory(entry: Mapping[str, Any]) -> str:
-    text, device = mebibytes_text(entry["peak_memory"]["mean"]), entry["peak_device_memory"]
+def _memory(entry: ComparedMethod) -> str:
+    text, device = mebibytes_text(entry.peak_memory.mean), entry.peak_device_memory
     return text if device is None else f"{text} + {mebibytes_text(device)} on the GPU"
 
 
-def _settings(entry: Mapping[str, Any]) -> str:
-    parameters = ", ".join(f"{key} = {value}" for key, value in entry["parameters"].items())
-    return f"{entry['paper']}. {parameters}"
+def _settings(entry: ComparedMethod) -> str:
+    parameters = ", ".join(f"{key} = {value}" for key, value in entry.parameters.items())
+    return f"{entry.paper}. {parameters}"

@@ -1,4 +1,4 @@
-"""What a run's folder holds for a report: the release, and in ``internal/`` what may not leave."""
+"""The contents of a run's folder that a report reads: the release, and the results in ``internal/``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from sfumato.evaluation.results import EvaluationResult
 from sfumato.release.card import Card
+from sfumato.training.run_folder import Run, release_folder
 
 
 @dataclass(frozen=True)
@@ -20,15 +21,17 @@ class RunFolder:
 
     @property
     def release(self) -> Path:
-        return self.path / "release" if (self.path / "release").is_dir() else self.path
+        """The folder of the release."""
+        return release_folder(self.path)
 
     @property
     def internal(self) -> Path:
-        return self.path / "internal"
+        """The folder of what only the custodian may see."""
+        return Run(self.path).internal
 
     @property
     def name(self) -> str:
-        """Where it lies, in the few words that tell runs apart."""
+        """The last parts of its path, which tell runs apart."""
         parts = self.path.resolve().parts[-3:] if self.path.name.startswith("run-") else (self.path.resolve().name,)
         return " / ".join(parts)
 

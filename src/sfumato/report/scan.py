@@ -1,12 +1,12 @@
 """The release scan: does ``release/`` or ``public.html`` hold anything that may not leave?
 
-Three checks that do not trust each other. What lies there: only a release's three files, tensors and card entries.
-Redrawing: each page must be the one that the release alone gives, word for word and picture for picture, so that a
-page that was edited is seen. Provenance: each number on a page must come from the card, so that a page *maker* that
-reads too much is seen as well, and a number that stands in ``internal/`` is named as such.
+Three independent checks. Contents: a release has three files, and only the listed tensors and card entries. Rendering:
+each page must equal the one that is rendered from the release alone, in text and pictures, which finds a page that was
+edited. Provenance: each number on a page must come from the card, which finds code that renders too much; a number that
+is also in ``internal/`` is reported as such.
 
-What no scan can see: a card or weights that were computed from private data to begin with. That is the ledger's and
-the audits' business.
+A scan cannot find a card or weights that were computed from private data without noise. The ledger and the audits
+address that.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from safetensors import safe_open
 
 from sfumato.methods.registry import load
 from sfumato.release.card import FALSE_ALARMS, Card
+from sfumato.release.plain_numbers import factor_text, one_in_text
 from sfumato.report.folder import RunFolder
 from sfumato.report.probabilities import guesses_right, percent_up, recognised
 from sfumato.report.public import public_page
@@ -39,7 +40,7 @@ _PICTURE = re.compile(r"data:image/png;base64,([A-Za-z0-9+/=]*)")
 # A minus belongs to a number unless it follows a letter or digit, as in a date or in dp2-vae.
 _NUMBER = re.compile(r"(?<![\w.])[-−]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 _CHUNKS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
-# A hundred dots, the tossed coin and the false alarms stand on every public page.
+# A hundred dots, guesses by chance and the rates of false alarms are on every public page.
 _FIXED = {"50", "100", *(str(number) for number in (1, *FALSE_ALARMS))}
 # Draws on another processor may differ in the last bit; another picture differs by far more than a grey level.
 _TOLERANCE = 1.0
@@ -47,7 +48,7 @@ _TOLERANCE = 1.0
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that may not leave: the file, and what about it. Never the value itself."""
+    """Something that may not leave: the file and the reason, without the value itself."""
 
     where: str
     what: str
@@ -57,13 +58,13 @@ class Finding:
 
 
 def scan(path: str | Path, *, page: str | None = None) -> list[Finding]:
-    """All findings of a run's release and its ``public.html``; ``page`` stands in for one not yet written."""
+    """All findings of a run's release and its ``public.html``; ``page`` replaces one that is not yet written."""
     run = RunFolder(Path(path))
     entries = run.card_entries()
     secrets = {name: list(_leaves(note)) for name, note in run.notes().items()}
     findings = [*_files(run.release), *_card(entries, secrets)]
     if findings:
-        # Pages that are drawn again from such a release would only repeat what is wrong with it.
+        # A page rendered from such a release would only repeat what is wrong with it.
         return findings
     release = load(run.release)
     pages = {"release/card.html": ((run.release / "card.html").read_text(), release.page())}
@@ -73,11 +74,11 @@ def scan(path: str | Path, *, page: str | None = None) -> list[Finding]:
     if page is not None:
         pages["public.html"] = (page, public_page(release))
     for name, (found, expected) in pages.items():
-        findings += [*_redrawn(name, found, expected, release.card), *_numbers(name, found, release.card, secrets)]
+        findings += [*_rendering(name, found, expected, release.card), *_numbers(name, found, release.card, secrets)]
     return findings
 
 
-# What lies there
+# Contents
 
 
 def _files(folder: Path) -> Iterator[Finding]:
@@ -109,10 +110,10 @@ def _card(card: dict[str, Any], secrets: dict[str, list[tuple[str, Any]]]) -> It
                     yield Finding("release/card.json", f"{key!r} holds a number of internal/{file}, {place}")
 
 
-# Redrawing
+# Rendering
 
 
-def _redrawn(name: str, found: str, expected: str, card: Card) -> Iterator[Finding]:
+def _rendering(name: str, found: str, expected: str, card: Card) -> Iterator[Finding]:
     if _PICTURE.sub("", found) != _PICTURE.sub("", expected):
         extra = Counter(_words(found)) - Counter(_words(expected))
         under = next((heading for heading, _ in extra), "markup")
@@ -221,7 +222,14 @@ def _of_card(card: Card) -> set[str]:
         for share in (card.best_guess, *(share for _, share in recognised(card))):
             found |= set(_NUMBER.findall(percent_up(share)))
         found |= {f"{100 * card.best_guess:.1f}", str(guesses_right(card))}
+        found |= _plain_numbers(card)
     return found
+
+
+def _plain_numbers(card: Card) -> set[str]:
+    if card.epsilon is None or card.delta is None:
+        return set()
+    return set(_NUMBER.findall(f"{factor_text(card.epsilon)} {one_in_text(card.delta)}"))
 
 
 def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,12 @@ from sfumato.release.release import Release
 from sfumato.training.checkpoint import FolderCheckpoint
 
 
+def release_folder(path: str | Path) -> Path:
+    """The release of a run's folder; a release's own folder is returned as it is."""
+    path = Path(path)
+    return path / "release" if (path / "release").is_dir() else path
+
+
 class Run:
     """Begins, resumes and finishes a run in ``folder``. The ledger is the run's own unless the collection has one."""
 

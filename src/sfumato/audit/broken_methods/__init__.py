@@ -5,6 +5,17 @@ Many of them read private attributes on purpose: Python cannot stop an author fr
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from sfumato.audit.broken_methods import (
+    kept_batches,
+    kept_indirectly,
+    mixed_rows,
+    private_choices,
+    python_numbers,
+    side_outputs,
+    sizes_and_noise,
+)
 from sfumato.audit.broken_methods.batch_mixing import MixedLoss, Normalised, StateAcrossRecords
 from sfumato.audit.broken_methods.controls import ControlMethod, GroupControlMethod, MeanImages
 from sfumato.audit.broken_methods.raw_reads import (
@@ -18,6 +29,7 @@ from sfumato.audit.broken_methods.raw_reads import (
     UnnoisedAggregate,
     UnnoisedMomentum,
 )
+from sfumato.audit.broken_methods.sound_variations import CONTROLS
 from sfumato.audit.broken_methods.wrong_groups import CutInOrder, OneGroupClip
 from sfumato.audit.broken_methods.wrong_mechanism import (
     ChargedAfter,
@@ -56,8 +68,36 @@ BROKEN_METHODS: tuple[type[ControlMethod], ...] = (
 )
 """The docstring of each names the mistake."""
 
+
+@dataclass(frozen=True)
+class Mistake:
+    """One mistake in two forms: written in the loss (or the training loop) itself, and in a helper that it calls."""
+
+    name: str
+    direct: type[ControlMethod]
+    in_helper: type[ControlMethod]
+
+    @property
+    def forms(self) -> dict[str, type[ControlMethod]]:
+        return {"direct": self.direct, "in a helper": self.in_helper}
+
+
+_PAIRS: tuple[tuple[type[ControlMethod], type[ControlMethod]], ...] = (
+    *mixed_rows.MISTAKES,
+    *kept_batches.MISTAKES,
+    *kept_indirectly.MISTAKES,
+    *python_numbers.MISTAKES,
+    *side_outputs.MISTAKES,
+    *private_choices.MISTAKES,
+    *sizes_and_noise.MISTAKES,
+)
+MISTAKES = tuple(Mistake((direct.__doc__ or "").strip(), direct, helper) for direct, helper in _PAIRS)
+CONTROL_METHODS: tuple[type[ControlMethod], ...] = (ControlMethod, GroupControlMethod, *CONTROLS)
+
 __all__ = [
     "BROKEN_METHODS",
+    "CONTROL_METHODS",
+    "MISTAKES",
     "Centred",
     "ChargedAfter",
     "ControlMethod",
@@ -66,6 +106,7 @@ __all__ = [
     "GroupControlMethod",
     "HalvedNoise",
     "MeanImages",
+    "Mistake",
     "MixedLoss",
     "NoClip",
     "Normalised",

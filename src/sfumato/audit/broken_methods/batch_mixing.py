@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sfumato.audit.broken_methods.controls import ControlMethod, MeanImages
 from sfumato.methods.base import Shape
 from sfumato.privacy import Counts, Curator
+from sfumato.privacy.randomness import Draws
 
 
 class NormalisedImages(MeanImages):
@@ -36,7 +37,7 @@ class Normalised(ControlMethod):
 class MixedLoss(ControlMethod):
     """a loss that mixes the batch"""
 
-    def loss(self, model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
+    def loss(self, model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
         return super().loss(model, images - torch.nan_to_num(images).clamp(0, 1).mean(0), labels, random)
 
 
@@ -49,14 +50,13 @@ class StateAcrossRecords(ControlMethod):
         optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate)
         state = curator.private_state("codes", curator.shape)
 
-        def batch_mean(images: Tensor, labels: Tensor, random: object, own: Tensor) -> Tensor:
+        def batch_mean(images: Tensor, labels: Tensor, random: Draws, own: Tensor) -> Tensor:
             return torch.nan_to_num(images).clamp(0, 1).mean(0).expand_as(own)
 
-        def loss(model: nn.Module, images: Tensor, labels: Tensor, random: object, own: Tensor) -> Tensor:
+        def loss(model: nn.Module, images: Tensor, labels: Tensor, random: Draws, own: Tensor) -> Tensor:
             return self.loss(model, images - 3 * own, labels, random)
 
         for step in curator.steps("train"):
             step.update(state, batch_mean)
-            clips = {"base": self.clip, "offset": self.clip}
-            (step.noisy_gradient("gradient", model, loss, clip_norm=clips, state=state) / 10.0).apply(optimizer)
+            self.gradient(step, model, loss, state).apply(optimizer)
         return model, None

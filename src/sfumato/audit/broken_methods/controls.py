@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from sfumato.methods.base import Method, Shape
 from sfumato.privacy import Block, Counts, Curator, NoisyGradient, Step, SubsampledGaussian
+from sfumato.privacy.gradients import Loss
 from sfumato.privacy.gradients.group_terms import Grouped
+from sfumato.privacy.randomness import Draws
+from sfumato.privacy.state import PrivateState
 
 
 class MeanImages(nn.Module):
@@ -27,6 +30,12 @@ class MeanImages(nn.Module):
         return (self.base + self.offset[labels]).view(-1, *self.shape)
 
 
+def squared_error(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """One number per row."""
+    difference: Tensor = (images - model(labels)).flatten(1)
+    return 10 * difference.square().sum(1)
+
+
 @dataclass(frozen=True)
 class ControlMethod(Method):
     """Mean images by DP-SGD: the sound method that every broken method varies. No audit may flag it."""
@@ -34,9 +43,9 @@ class ControlMethod(Method):
     name: ClassVar[str] = "control"
     paper: ClassVar[str] = "none; a control for audits"
 
-    rate: float = 0.5
+    sampling_rate: float = 0.5
     steps: int = 6
-    clip: float = 1.0
+    clip_norm: float = 1.0
     learning_rate: float = 0.1
 
     @classmethod
@@ -44,7 +53,7 @@ class ControlMethod(Method):
         return cls(variant=variant)
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
-        return (SubsampledGaussian("train", (Block("gradient"),), sampling_rate=self.rate, steps=self.steps),)
+        return (SubsampledGaussian("train", (Block("gradient"),), sampling_rate=self.sampling_rate, steps=self.steps),)
 
     def build(self, shape: Shape, classes: int) -> MeanImages:
         return MeanImages(shape, classes)
@@ -53,22 +62,30 @@ class ControlMethod(Method):
         model = self.build(curator.shape, len(curator.classes)).to(curator.device)
         optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate)
         losses: list[float] = []
+        loss = self.make_loss()
         for step in curator.steps("train"):
-            self.learn(curator, step, model).apply(optimizer)
+            self.learn(curator, step, model, loss).apply(optimizer)
             if self.stop(curator, model, losses):
                 break
         return model, None
 
-    def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
-        clips = {"base": self.clip, "offset": self.clip}
-        return step.noisy_gradient("gradient", model, self.loss, clip_norm=clips) / 10.0
+    def learn(self, curator: Curator, step: Step, model: MeanImages, loss: Loss) -> NoisyGradient:
+        return self.gradient(step, model, loss)
+
+    def gradient(self, step: Step, model: MeanImages, loss: Loss, state: PrivateState | None = None) -> NoisyGradient:
+        """The noisy gradient, divided by a public constant."""
+        clip_norms = {"base": self.clip_norm, "offset": self.clip_norm}
+        return step.noisy_gradient("gradient", model, loss, clip_norm=clip_norms, state=state) / 10.0
+
+    def make_loss(self) -> Loss:
+        """The loss of a run; a broken method may build it from an object that keeps state."""
+        return self.loss
 
     def stop(self, curator: Curator, model: MeanImages, losses: list[float]) -> bool:
         return False
 
-    def loss(self, model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
-        difference: Tensor = (images - model(labels)).flatten(1)
-        return 10 * difference.square().sum(1)
+    def loss(self, model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+        return squared_error(model, images, labels)
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         images: Tensor = model(labels)
@@ -80,15 +97,17 @@ class GroupControlMethod(ControlMethod):
     """Mean images by a loss of each record and a loss of random groups: sound, the control of the group mistakes."""
 
     groups: int = 4
-    group_clip: float = 1.0
+    group_clip_norm: float = 1.0
     batch: float = 12.0
 
-    def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
-        clips = (self.clip, self.group_clip)
-        terms = Grouped(self.loss, self.group_loss, groups=self.groups, clips=clips, batch=self.batch)
-        return step.noisy_terms("gradient", model, terms)
+    def learn(self, curator: Curator, step: Step, model: MeanImages, loss: Loss) -> NoisyGradient:
+        return step.noisy_terms("gradient", model, self.terms(loss))
 
-    def group_loss(self, model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
+    def terms(self, loss: Loss) -> Grouped:
+        """The loss of each record and the loss of random groups, each with its clip norm."""
+        return Grouped(loss, self.group_loss, self.groups, (self.clip_norm, self.group_clip_norm), self.batch)
+
+    def group_loss(self, model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
         """The sign is the parity of the images with a dark corner, so that one record can turn its group's gradient."""
         dark = (images[:, 0, 0, 0] < 0.5).sum()
         sign = 1 - 2 * (dark % 2)
@@ -102,3 +121,9 @@ def raw_images(curator: Curator) -> tuple[Tensor, Tensor]:
     rows = np.array([row for row in range(len(records._labels)) if row not in records._masked], dtype=np.int64)
     images, labels = records._fetch(rows, curator.device)
     return torch.nan_to_num(images).clamp(-1e4, 1e4), labels
+
+
+def true_loss(curator: Curator, model: nn.Module) -> float:
+    """The mean loss over all records, without noise."""
+    with torch.no_grad():
+        return float(squared_error(model, *raw_images(curator)).mean())

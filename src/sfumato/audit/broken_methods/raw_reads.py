@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.audit.broken_methods.controls import ControlMethod, MeanImages, raw_images
+from sfumato.audit.broken_methods.controls import ControlMethod, MeanImages, raw_images, true_loss
 from sfumato.privacy import Counts, Curator, NoisyGradient, PrivateRecords, Step
+from sfumato.privacy.gradients import Loss
+from sfumato.privacy.randomness import Draws
 from sfumato.release.release import Release
 
 
@@ -17,22 +19,22 @@ from sfumato.release.release import Release
 class RealBatchSize(ControlMethod):
     """the real batch size as divisor"""
 
-    def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
-        gradient = step.noisy_gradient("gradient", model, self.loss, clip_norm={"base": self.clip, "offset": self.clip})
-        return gradient / max(1, len(step._batch))
+    def learn(self, curator: Curator, step: Step, model: MeanImages, loss: Loss) -> NoisyGradient:
+        gradient = self.gradient(step, model, loss)
+        return gradient * 10.0 / max(1, len(step._batch))
 
 
 @dataclass(frozen=True)
 class Centred(ControlMethod):
     """centring by the private mean"""
 
-    def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
+    def learn(self, curator: Curator, step: Step, model: MeanImages, loss: Loss) -> NoisyGradient:
         mean = raw_images(curator)[0].mean(0)
 
-        def loss(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
+        def changed(model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
             return self.loss(model, images - mean, labels, random)
 
-        return step.noisy_gradient("gradient", model, loss, clip_norm={"base": self.clip, "offset": self.clip}) / 10.0
+        return self.gradient(step, model, changed)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class EarlyStopping(ControlMethod):
     """early stopping on a private loss"""
 
     def stop(self, curator: Curator, model: MeanImages, losses: list[float]) -> bool:
-        losses.append(self.loss(model, *raw_images(curator), None).mean().item())
+        losses.append(true_loss(curator, model))
         return len(losses) > 1 and losses[-1] > losses[-2]
 
 
@@ -59,44 +61,45 @@ class SizeDependentRate(ControlMethod):
 
     def fit(self, private: PrivateRecords, *arguments: Any, **options: Any) -> Release:
         size = len(private._labels) - len(private._masked)
-        return ControlMethod.fit(replace(self, rate=min(1.0, 20 / max(1, size))), private, *arguments, **options)
+        fitted = replace(self, sampling_rate=min(1.0, 20 / max(1, size)))
+        return ControlMethod.fit(fitted, private, *arguments, **options)
 
 
 @dataclass(frozen=True)
 class ShardEncoder(ControlMethod):
     """an encoder fitted on the shard"""
 
-    def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
+    def learn(self, curator: Curator, step: Step, model: MeanImages, loss: Loss) -> NoisyGradient:
         images = raw_images(curator)[0].clamp(0, 1).flatten(1)
         encoder = torch.linalg.svd(images - 0.5, full_matrices=False)[2][0]
 
-        def loss(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
+        def changed(model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
             # Each record is reconstructed from its own code, but the encoder was fitted on all records.
             code = 10 * torch.sign(torch.nan_to_num(images).flatten(1) @ encoder)[:, None] * encoder
             return self.loss(model, code.view_as(images), labels, random)
 
-        return step.noisy_gradient("gradient", model, loss, clip_norm={"base": self.clip, "offset": self.clip}) / 10.0
+        return self.gradient(step, model, changed)
 
 
 @dataclass(frozen=True)
 class UnnoisedAggregate(ControlMethod):
     """an un-noised aggregate"""
 
-    def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
+    def learn(self, curator: Curator, step: Step, model: MeanImages, loss: Loss) -> NoisyGradient:
         aggregate = (raw_images(curator)[0].clamp(0, 1).flatten(1) - 0.5).sum()
         signal = torch.tanh(aggregate)  # the derivative of the loss by the aggregate is a factor of every gradient
 
-        def loss(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
+        def changed(model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
             return signal * self.loss(model, images, labels, random)
 
-        return step.noisy_gradient("gradient", model, loss, clip_norm={"base": self.clip, "offset": self.clip}) / 10.0
+        return self.gradient(step, model, changed)
 
 
 @dataclass(frozen=True)
 class ResponseOnProjections(ControlMethod):
     """randomised response on projections"""
 
-    def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
+    def learn(self, curator: Curator, step: Step, model: MeanImages, loss: Loss) -> NoisyGradient:
         images, labels = raw_images(curator)
         directions = torch.randn(8, images[0].numel())
         # The directions do not depend on the data, so randomising them protects no record.
@@ -111,8 +114,8 @@ class ResponseOnProjections(ControlMethod):
 class UnnoisedMomentum(ControlMethod):
     """un-noised momentum"""
 
-    def learn(self, curator: Curator, step: Step, model: MeanImages) -> NoisyGradient:
-        gradient = super().learn(curator, step, model)
+    def learn(self, curator: Curator, step: Step, model: MeanImages, loss: Loss) -> NoisyGradient:
+        gradient = super().learn(curator, step, model, loss)
         images, labels = raw_images(curator)
         momentum = (model(labels) - images).flatten(1).clamp(-1, 1).mean(0).detach()
         return NoisyGradient.of(model, {**gradient.parts, "base": gradient.parts["base"] + 0.9 * momentum})

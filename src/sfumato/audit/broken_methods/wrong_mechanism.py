@@ -59,43 +59,43 @@ class _Shuffled(Step):
         self._batch = np.sort(np.array_split(order, batches)[index % batches])
 
 
-def _taped(curator: Curator, question: Query, answer: Tensor) -> Tensor:
+def taped(curator: Curator, query: Query, answer: Tensor) -> Tensor:
     """Pass the answer through the tape, as a Curator does, for those that draw their own noise."""
     tape = curator._tape
-    return answer if tape is None else tape.exchange(question, answer, charges=curator._charges)
+    return answer if tape is None else tape.exchange(query, answer, charges=curator._charges)
 
 
 class _HalvedNoise(Curator):
     """The noise is half of what the query states."""
 
-    def _release(self, question: Query) -> Tensor:
-        parts = tuple(replace(part, standard_deviation=part.standard_deviation / 2) for part in question.sums)
-        answer = add_noise(replace(question, sums=parts), self._randomness)
-        return _taped(self, question, answer)
+    def _release(self, query: Query) -> Tensor:
+        parts = tuple(replace(part, standard_deviation=part.standard_deviation / 2) for part in query.sums)
+        answer = add_noise(replace(query, sums=parts), self._randomness)
+        return taped(self, query, answer)
 
 
 class _SeededNoise(Curator):
     """The noise comes from a seeded generator: the same in every run and every step."""
 
-    def _release(self, question: Query) -> Tensor:
+    def _release(self, query: Query) -> Tensor:
         generator = torch.Generator().manual_seed(0)
         pieces = []
-        for part in question.sums:
+        for part in query.sums:
             noise = torch.randn(part.total.numel(), generator=generator, dtype=torch.float64)
             pieces.append(part.total.flatten().double() + part.standard_deviation * noise)
-        return _taped(self, question, torch.cat(pieces))
+        return taped(self, query, torch.cat(pieces))
 
 
 class _OffGrid(Curator):
     """The right noise without rounding to the grid: the last bits of an answer tell which sums were possible."""
 
-    def _release(self, question: Query) -> Tensor:
-        count = sum(part.total.numel() for part in question.sums)
-        label = (question.event, question.step, question.block)
+    def _release(self, query: Query) -> Tensor:
+        count = sum(part.total.numel() for part in query.sums)
+        label = (query.event, query.step, query.block)
         noise = self._randomness.gaussian(count, self.device, *label)
-        draws = torch.split(noise, [part.total.numel() for part in question.sums])
-        pieces = [p.total.flatten() + p.standard_deviation * n for p, n in zip(question.sums, draws, strict=True)]
-        return _taped(self, question, torch.cat(pieces))
+        draws = torch.split(noise, [part.total.numel() for part in query.sums])
+        pieces = [p.total.flatten() + p.standard_deviation * n for p, n in zip(query.sums, draws, strict=True)]
+        return taped(self, query, torch.cat(pieces))
 
 
 class _NoiseOfOneClipCurator(Curator):
@@ -147,7 +147,7 @@ class SkipsEmpty(ControlMethod):
     """skipped empty batches"""
 
     curator_type: ClassVar[type[Curator]] = _SkipsEmptyCurator
-    rate: float = 0.03
+    sampling_rate: float = 0.03
     steps: int = 10
 
 

@@ -19,7 +19,7 @@ from sfumato.privacy.gradients.coupled_loss import shifted_sum
 from sfumato.privacy.gradients.engine import clipped_sum
 from sfumato.privacy.gradients.errors import UnsupportedModel
 from sfumato.privacy.gradients.mixing import refuse_mixing
-from sfumato.privacy.gradients.probe import check, disturbed
+from sfumato.privacy.gradients.probe import check, disturbed, guard_function
 from sfumato.privacy.randomness import Draws
 
 GroupLoss = Callable[..., Tensor]
@@ -203,6 +203,7 @@ def _check_group(model: nn.Module, loss: GroupLoss, batch: Batch) -> None:
     refuse_mixing(model)
     half = batch.units // 2
     first = batch.take(0, half)
+    guard_function(loss, lambda guarded: group_gradient(model, guarded, first))
     before = group_gradient(model, loss, first)
     for unit in (half, batch.units - 1):
         group_gradient(model, loss, disturbed(model, batch, unit).take(half, batch.units))

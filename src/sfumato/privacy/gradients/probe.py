@@ -1,4 +1,8 @@
-"""Start-up checks: no row may see another, and the fast way must agree with the plain loop."""
+"""Checks of a method's loss or function on random images: no row may see another, and nothing may be kept or let out.
+
+They run before the first step and again during training, at several batch sizes, and release nothing: a refusal speaks
+about random images.
+"""
 
 from __future__ import annotations
 
@@ -13,90 +17,163 @@ from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.engine import clipped_sum
 from sfumato.privacy.gradients.errors import UnsupportedModel
 from sfumato.privacy.gradients.groups import Clip
+from sfumato.privacy.gradients.guard import Guard
 from sfumato.privacy.gradients.mixing import refuse_mixing
 from sfumato.privacy.gradients.per_class import PerClass, losses
+from sfumato.privacy.gradients.python_state import python_state
 from sfumato.privacy.gradients.rounding import arithmetic
 from sfumato.privacy.gradients.shards import on_shards
 
 PROBED = 6
-"""Units in a probe: few, because a leak through a mean over the batch shrinks with its size."""
+"""Units of the closest look: few, because a leak through a mean over the batch shrinks with its size."""
+PROBE_ROWS = 70
+"""Rows of the largest probe: more than 64, from which some losses behave differently."""
+
+_MIXES = (
+    "changing one {0} moved another {0}'s {1}: the function or the model mixes the rows of a batch (a mean over "
+    "the batch, a rank, attention across rows, a running statistic). One record could then move every contribution. "
+    "Let each row depend on its own row only"
+)
+_SIZE = (
+    "a {0}'s {1} changes with the number of rows in the batch, which is private. Do not divide by the batch size or "
+    "by len(images), and do not use a row's position; return one result for each row"
+)
+
+
+def due(index: int, steps: int) -> bool:
+    """Whether a step repeats the checks: at 4, 16, 64, … and the last, whatever the data is."""
+    return index == steps - 1 or (index >= 4 and index.bit_count() == 1 and index.bit_length() % 2 == 1)
 
 
 def check(model: nn.Module, loss: Loss, batch: Batch, clip: Clip) -> None:
     """Refuse a model or loss that breaks the contract. Costs a few small passes; releases nothing.
 
     1. No module mixes the batch.
-    2. The same rows give the same losses twice: no draw outside ``random``.
-    3. Changing a unit's images, labels, draws or state moves no other unit's loss.
-    4. A unit alone has the loss it has among others.
+    2. The guard finds nothing that could carry private values out of the loss.
+    3. The same rows give the same losses twice.
+    4. Changing units moves no other unit's loss, and a unit alone has the loss it has among others.
     5. The sum of clipped gradients is the plain loop's.
     """
     refuse_mixing(model)
-    few = batch.take(0, min(PROBED, batch.units))
-    if few.units == 0:
+    if batch.units == 0:
         return
     used = arithmetic((p.dtype for p in model.parameters()), batch.images.device)
+    _guard(loss, batch, lambda guard, wrapped, part: _differentiate(guard, model, wrapped, part))
     with torch.no_grad():
-        before = _unit_losses(model, loss, few)
-        # The largest finite loss sets the scale of rounding: every row went through sums of that size.
-        scale = torch.nan_to_num(before, nan=0.0, posinf=0.0, neginf=0.0).abs().max().clamp(min=1e-12)
-        exact, loose = 256.0 * max(used.roundoff, 2.0**-50) * scale, 4096.0 * max(used.roundoff, 2.0**-50) * scale
-        if not _same(before, _unit_losses(model, loss, few), exact):
-            raise UnsupportedModel(
-                "the loss gives other numbers for the same rows the second time: it draws from a generator other than "
-                "`random` or changes the model. Take every draw from `random`"
-            )
-        for unit in sorted({0, few.units // 2, few.units - 1}):
-            others = torch.arange(few.units, device=before.device) != unit
-            after = _unit_losses(model, loss, disturbed(model, few, unit))
-            if not _same(before[others], after[others], exact):
-                raise UnsupportedModel(
-                    "changing one record moved another record's loss: the loss or the model mixes the rows of a batch "
-                    "(a mean over the batch, a rank, attention across rows, a running statistic). One record could "
-                    "then move every gradient. Let each row's loss depend on its own row only"
-                )
-        alone = torch.cat([_unit_losses(model, loss, few.take(i, i + 1)) for i in range(few.units)])
-        if not _same(before, alone, loose):
-            raise UnsupportedModel(
-                "a record's loss changes with the number of rows in the batch, which is private. Do not divide by the "
-                "batch size or by len(images); return one number for each row"
-            )
+        _check_rows(lambda part: _unit_losses(model, loss, part), model, batch, used.roundoff, ("record", "loss"))
+    few = batch.take(0, min(PROBED, batch.units))
     _compare(model, loss, few, clip, tolerance=max(1e-6, min(0.25, 4096.0 * used.roundoff)))
 
 
-def check_rows(function: Callable[..., Tensor], batch: Batch) -> None:
-    """Refuse a function ``(images, labels, random[, state]) -> [rows, ...]`` in which one row sees another."""
+def check_rows(function: Callable[..., Tensor], batch: Batch) -> tuple[int, ...]:
+    """Refuse a function ``(images, labels, random[, state]) -> [rows, ...]`` in which one row sees another.
+
+    Returns the shape of one row's result, which is public: it was computed from random images.
+    """
+    shape = tuple(_call(function, batch).shape[1:])
 
     def values(part: Batch) -> Tensor:
-        arguments = (part.images, part.labels, part.random)
-        found = function(*arguments) if part.state is None else function(*arguments, part.state)
-        if found.shape[:1] != part.labels.shape:
-            raise UnsupportedModel("the function must give one vector for each of the rows it gets")
-        return found.detach().double().flatten(1)
+        found = _call(function, part)
+        if found.shape[:1] != part.labels.shape or tuple(found.shape[1:]) != shape:
+            raise UnsupportedModel("the function must give one vector of a fixed shape for each of the rows it gets")
+        return found.detach().double().reshape(part.units, -1)
 
-    before = values(batch)
-    room = 4096.0 * torch.finfo(batch.images.dtype).eps * torch.nan_to_num(before).abs().max().clamp(min=1e-12)
-    for unit in sorted({0, batch.units - 1}):
-        others = torch.arange(len(batch.labels), device=before.device) // batch.rows_per_unit != unit
-        if not _same(before[others], values(disturbed(None, batch, unit))[others], room):
-            raise UnsupportedModel(
-                "changing one record moved what another record contributes: the function mixes the rows of a batch. "
-                "Let each row's vector depend on its own row only"
-            )
+    _guard(function, batch, lambda guard, wrapped, part: _discard(_call(wrapped, part)))
+    _check_rows(values, None, batch, torch.finfo(batch.images.dtype).eps / 2, ("record", "contribution"))
+    return shape
 
 
 def check_shards(function: Callable[..., Tensor], batch: Batch) -> None:
     """Refuse a function of shards in which one shard sees another."""
-    before = on_shards(function, batch).detach().double().flatten(1)
-    room = 4096.0 * torch.finfo(batch.images.dtype).eps * torch.nan_to_num(before).abs().max().clamp(min=1e-12)
-    for shard in sorted({0, batch.units - 1}):
-        others = torch.arange(batch.units, device=before.device) != shard
-        after = on_shards(function, disturbed(None, batch, shard)).detach().double().flatten(1)
-        if not _same(before[others], after[others], room):
+
+    def values(part: Batch) -> Tensor:
+        return on_shards(function, part).detach().double().flatten(1)
+
+    # Which shards are new may decide what is computed for them: the shape of the memory is fixed all the same.
+    _guard(function, batch, lambda guard, wrapped, part: _discard(on_shards(wrapped, part)), fixed_shapes=False)
+    _check_rows(values, None, batch, torch.finfo(batch.images.dtype).eps / 2, ("shard", "memory"))
+
+
+def guard_function(function: Callable[..., Tensor], call: Callable[[Callable[..., Tensor]], object]) -> None:
+    """Run ``call`` with the guarded function, twice; for functions of several records."""
+    states = []
+    for _ in range(2):
+        guard = Guard(fixed_shapes=False)
+        with guard():
+            _discard(call(guard.wrap(function)))
+        states.append(python_state(function))
+    _refuse_changed(*states)
+
+
+def _refuse_changed(before: dict[str, object], after: dict[str, object]) -> None:
+    if after != before:
+        raise UnsupportedModel(
+            "the function was refused on random images: a call changes Python state that outlives it (a counter, a "
+            "list, a cache of batch sizes). Let it depend on its arguments and public constants alone"
+        )
+
+
+Run = Callable[[Guard, Callable[..., Tensor], Batch], None]
+
+
+def _guard(function: Callable[..., Tensor], batch: Batch, run: Run, *, fixed_shapes: bool = True) -> None:
+    """Run the function under the guard at every size; from the second call on, Python state must not change."""
+    before: dict[str, object] | None = None
+    for size in sorted({1, 2, PROBED, batch.units}):
+        if size > batch.units:
+            continue
+        guard = Guard(fixed_shapes=fixed_shapes)
+        with guard():
+            run(guard, guard.wrap(function), batch.take(0, size))
+        after = python_state(function)
+        _refuse_changed(after if before is None else before, after)
+        before = after
+
+
+def _discard(result: object) -> None:
+    """Nothing of a guarded call may stay alive."""
+
+
+def _differentiate(guard: Guard, model: nn.Module, loss: Loss, batch: Batch) -> None:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    with torch.enable_grad():
+        total = losses(model, loss, batch).sum()
+        if total.requires_grad and parameters:
+            with guard.backward():
+                torch.autograd.grad(total, parameters, allow_unused=True)
+
+
+def _call(function: Callable[..., Tensor], batch: Batch) -> Tensor:
+    arguments = (batch.images, batch.labels, batch.random)
+    return function(*arguments) if batch.state is None else function(*arguments, batch.state)
+
+
+def _check_rows(
+    values: Callable[[Batch], Tensor], model: nn.Module | None, batch: Batch, roundoff: float, what: tuple[str, str]
+) -> None:
+    """``values`` gives one row for each unit, which may depend on that unit alone."""
+    for size in sorted({min(PROBED, batch.units), batch.units}):
+        part = batch.take(0, size)
+        before = values(part)
+        # The largest finite value sets the scale of rounding: every row went through sums of that size.
+        scale = max(1e-12, float(torch.nan_to_num(before, nan=0.0, posinf=0.0, neginf=0.0).abs().max()))
+        exact, loose = (factor * max(roundoff, 2.0**-50) * scale for factor in (256.0, 4096.0))
+        if not _same(before, values(part), exact):
             raise UnsupportedModel(
-                "changing one shard moved what another one remembers: the function mixes shards. "
-                "Let each shard's memory depend on its own rows only"
+                "the function gives other numbers for the same rows the second time: it draws from a generator other "
+                "than `random` or changes the model. Take every draw from `random`"
             )
+        for unit in sorted({0, size // 2, size - 1}):
+            others = torch.arange(size, device=before.device) != unit
+            after = values(disturbed(model, part, unit))
+            darkened = values(_others_black(part, unit))
+            if not _same(before[others], after[others], exact) or not _same(before[unit], darkened[unit], exact):
+                raise UnsupportedModel(_MIXES.format(*what))
+        # Alone, and from the large batch in pieces: another number of rows, other positions.
+        step = 1 if size <= PROBED else PROBED
+        pieces = torch.cat([values(part.take(i, min(size, i + step))) for i in range(0, size, step)])
+        if not _same(before, pieces, loose):
+            raise UnsupportedModel(_SIZE.format(*what))
 
 
 def _unit_losses(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
@@ -109,9 +186,17 @@ def _unit_losses(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
     return torch.where(weights > 0, rows.double() * weights, 0.0).view(batch.units, -1).sum(1)
 
 
-def _same(one: Tensor, other: Tensor, room: Tensor) -> bool:
+def _same(one: Tensor, other: Tensor, room: float) -> bool:
     both_odd = ~torch.isfinite(one) & ~torch.isfinite(other)
     return bool((both_odd | ((one - other).abs() <= room)).all())
+
+
+def _others_black(batch: Batch, unit: int) -> Batch:
+    """The batch with every other unit's images black, so that its statistics and ranks change a lot."""
+    k = batch.rows_per_unit
+    images = torch.zeros_like(batch.images)
+    images[unit * k : (unit + 1) * k] = batch.images[unit * k : (unit + 1) * k]
+    return replace(batch, images=images)
 
 
 def disturbed(model: nn.Module | None, batch: Batch, unit: int) -> Batch:
