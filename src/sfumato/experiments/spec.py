@@ -178,8 +178,8 @@ class ExperimentSpec:
     """A table of an experiment file: every case × ε × dataset is trained ``trainings`` times.
 
     ``method`` is a method's name or "real" (classifiers trained on real images). ``parameters`` are shared by all
-    ``cases``. ``validation`` images of the training set are kept apart for the protocol ``bench``. ``fid`` is the number
-    of trainings of each setting whose FID and KID are measured; with no ``protocols`` only ``measures`` are.
+    ``cases``. ``validation`` images of the training set are kept apart for the protocol ``bench``. ``fid`` is the
+    number of trainings of each setting whose FID and KID are measured; with no ``protocols`` only ``measures`` are.
     """
 
     name: str
