@@ -120,11 +120,11 @@ def _dataset_read(case: Case, locator: DatasetLocator) -> Dataset:
 
 
 def _training_cost(setting: Setting, case: Case, scale: Scale, data: Dataset, device: str) -> tuple[Method, float]:
-    costs = _costs()["methods"]
+    costs, narrowed = _costs()["methods"], _costs()["small"].get(setting.method, 1.0)
     records = min(number for number in (scale.records_of(case), data.records) if number is not None)
     method = scale.method(setting, case)
     published = f"{setting.method} {method.variant}"
-    each = costs.get(published, costs[setting.method])[device]
+    each = costs.get(published, costs[setting.method])[device] * (narrowed if scale.name == "small" else 1.0)
     return method, each * _record_steps(method, records) * _pixels(data.options) / 784
 
 
