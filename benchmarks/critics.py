@@ -15,14 +15,14 @@ import time
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods.parts.sharded_critics import Critics
+from sfumato.methods.parts.sharded_critics import ShardedCritics
 from sfumato.networks import critic as networks
 
 
-def visit(critics: Critics, images: Tensor, fakes: Tensor, labels: Tensor, mixes: Tensor) -> Tensor:
+def visit(critics: ShardedCritics, images: Tensor, fakes: Tensor, labels: Tensor, mixes: Tensor) -> Tensor:
     shares = torch.full(labels.shape, 1 / labels.shape[1], device=labels.device)
     moved = critics.trained(images.new_zeros(len(images), len(critics)), images, fakes, labels, shares, mixes)
-    return critics.slopes(moved, fakes, labels)
+    return critics.image_gradients(moved, fakes, labels)
 
 
 def main() -> None:
@@ -36,7 +36,9 @@ def main() -> None:
     size = (options.shards, options.rows)
     images, fakes = (torch.rand(*size, 1, 28, 28, device=options.device) for _ in range(2))
     labels, mixes = torch.randint(10, size, device=options.device), torch.rand(*size, 5, device=options.device)
-    critics = Critics(networks.Critic((1, 28, 28), 10).to(options.device), steps=5, rate=0.004, penalty=10.0)
+    critics = ShardedCritics(
+        networks.Critic((1, 28, 28), 10).to(options.device), steps=5, learning_rate=0.004, gradient_penalty=10.0
+    )
     by_patches, seconds, found = networks.by_patches, {}, {}
     for name, way in (("groups", nn.Conv2d.__call__), ("patches", by_patches)):
         # The network takes patches on a GPU and groups elsewhere; here each way has its turn on any device.

@@ -1,9 +1,9 @@
-"""Make the pictures of report.md from drawn digits: a comparison, a report of one of its runs, a browser.
+"""Make the pictures of report.md from drawn digits: one run, its evaluation and report, and a browser.
 
     PYTHONPATH=tests python docs/screenshots.py FOLDER [COMPARISON]
 
-``FOLDER`` keeps the comparison; with one that is finished only the pictures are made again. ``COMPARISON`` is another
-finished comparison, whose page is shown instead of the digits'. docs/images gets the pictures.
+``FOLDER`` keeps the run; with one that is finished only the pictures are made again. ``COMPARISON`` is a finished
+comparison, whose page is shown as well. The pictures are written to docs/images.
 """
 
 from __future__ import annotations
@@ -24,23 +24,13 @@ SETTINGS = ("features=1000", "iterations=500", "batch_size=100", "learning_rate=
 WINDOW = (960, 900)
 
 
-def main(folder: Path, shown: Path | None = None) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, count, seed in (("digits", 3000, 1), ("fresh", 1000, 2)):
-        drawn = draw_digits(count, seed=seed)
-        np.savez(folder / f"{name}.npz", images=drawn.pixels[:, 0], labels=drawn.labels)
-    out = folder / "comparison"
-    words = ["compare", str(folder / "digits.npz"), "--test", str(folder / "fresh.npz"), "--classes", "10"]
-    words += ["--methods", "dp-merf", "--epsilon", "1,3,10", "--seeds", "2", "--out", str(out)]
-    words += ["--images", "2000", "--no-inception", "--device", "cpu"]
-    sfumato(*words, *(word for setting in SETTINGS for word in ("--set", setting)))
-    run = out / "runs" / "dp-merf" / "epsilon-10" / "run-0"
-    sfumato("report", str(run))
-    pages = {
-        "public": run / "public.html",
-        "internal": run / "internal" / "internal.html",
-        "comparison": (shown or out) / "comparison.html",
-    }
+def main(folder: Path, comparison: Path | None = None) -> None:
+    run = folder / "run"
+    if not (run / "public.html").exists():
+        make_run(folder, run)
+    pages = {"public": run / "public.html", "internal": run / "internal" / "internal.html"}
+    if comparison is not None:
+        pages["comparison"] = comparison / "comparison.html"
     IMAGES.mkdir(exist_ok=True)
     with Browser() as browser:
         for name, page in pages.items():
@@ -52,6 +42,23 @@ def main(folder: Path, shown: Path | None = None) -> None:
                 # Maximum coverage keeps the few greens and reds that a small palette would lose.
                 small = picture.quantize(80, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
                 small.save(IMAGES / f"{name}-{kind}.png", optimize=True)
+
+
+def make_run(folder: Path, run: Path) -> None:
+    """Train DP-MERF on drawn digits, evaluate 2,000 samples and write the report."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = {"digits": draw_digits(3000, seed=1), "fresh": draw_digits(1000, seed=2)}
+    for name, drawn in data.items():
+        np.savez(folder / f"{name}.npz", images=drawn.pixels[:, 0], labels=drawn.labels)
+    digits, fresh, synthetic = (str(folder / name) for name in ("digits.npz", "fresh.npz", "synthetic"))
+    settings = [word for setting in SETTINGS for word in ("--set", setting)]
+    sfumato("train", digits, "--method", "dp-merf", "--epsilon", "1", "--classes", "10", "--out", str(run), *settings)
+    sfumato("sample", str(run), "--count", "2000", "--out", synthetic)
+    results = ["--json", str(run / "internal" / "evaluation.json")]
+    results += ["--neighbours", str(run / "internal" / "neighbours.png")]
+    real = ["--real", digits, "--real-test", fresh, "--seeds", "2", "--no-inception", "--device", "cpu"]
+    sfumato("evaluate", synthetic, *real, *results)
+    sfumato("report", str(run))
 
 
 def sfumato(*words: str) -> None:

@@ -6,6 +6,7 @@ import doctest
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,7 +44,12 @@ def test_torch_is_not_imported_before_it_is_needed() -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
-EXAMPLES = ("sfumato", "sfumato.cli.options", "sfumato.cli.console", "sfumato.cli.plan", "sfumato.data.images")
+PACKAGE = Path(sfumato.__file__).parent
+EXAMPLES = sorted(
+    ".".join(("sfumato", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+    for path in PACKAGE.rglob("*.py")
+    if ">>> " in path.read_text()
+)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -169,7 +169,7 @@ def test_inception_numbers_are_finite_on_collapsed_samples_and_cached(tmp_path: 
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_class_names_decide_not_their_order_and_strangers_are_refused() -> None:
+def test_classes_are_matched_by_name_and_unknown_ones_are_refused() -> None:
     real, test = blocks(60, seed=4), blocks(45, seed=5)
     renamed = Images(test.pixels, 2 - test.labels, ("c", "b", "a"))
     lean = replace(QUICK, classifiers=(LOGISTIC_REGRESSION,), agreement_classifier="LR")

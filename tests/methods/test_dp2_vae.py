@@ -12,8 +12,8 @@ from sfumato.audit.canary import accountant_check, ledger_losses, white_box
 from sfumato.audit.replay import Replay, replay
 from sfumato.data import PrivateImages
 from sfumato.methods.dp2_vae import DP2VAE
-from sfumato.methods.parts.record_posteriors import Generator, decoding
-from sfumato.methods.published.dp2_vae import stacked
+from sfumato.methods.parts.record_posteriors import LatentGenerator, decoder_for
+from sfumato.methods.published.dp2_vae import DP2VAEPublished, stacked_weights
 from sfumato.networks.variational import Decoder, channels_of
 from sfumato.privacy import Budget, NoGuarantee, PrivateRecords
 from sfumato.privacy.gradients import PerClass
@@ -59,7 +59,7 @@ def test_the_card_of_a_shard_run_says_how_it_was_counted() -> None:
 
 
 def test_one_record_turns_its_shard_around() -> None:
-    """A huge image and a hugely negative one in a shard of thirty: without the first, the second has the word."""
+    """A huge image and a hugely negative one in a shard of thirty: without the first, the second decides."""
     result = replay(DP2VAE.small("shard"), worst_case_images(), budget=Budget(3.0, 1e-5), units=[4])
     assert not result.findings
     assert result.movement["training / gradient"] > 0.95  # of twice the clip
@@ -85,12 +85,12 @@ def witness() -> PrivateRecords:
 def published(**changes: object) -> Replay:
     settings: dict[str, object] = {
         "encoders": 1,
-        "iterations": 10,
-        "published_learning_rate": 0.2,
+        "iterations": 30,
+        "learning_rate": 0.2,
         "claimed_epsilon": 10.0,
     }
     settings |= changes
-    method = replace(DP2VAE.small("published"), **settings)  # type: ignore[arg-type]
+    method = replace(DP2VAEPublished.small(), **settings)  # type: ignore[arg-type]
     return replay(method, witness(), budget=NoGuarantee(), units=[59])
 
 
@@ -102,7 +102,7 @@ def test_a_shared_encoder_moves_far_more_than_the_paper_claims(pretraining: int)
 
 
 def test_an_encoder_that_saw_nobody_moves_what_is_claimed() -> None:
-    """The sound control through the same door: encoders random and frozen, everything else the same."""
+    """The control: encoders random and frozen, everything else the same."""
     result = published(pretraining_steps=0, train_encoders=False)
     assert result.movement["decoder / decoder"] <= 1
     assert not result.findings
@@ -110,35 +110,35 @@ def test_an_encoder_that_saw_nobody_moves_what_is_claimed() -> None:
 
 def test_the_published_variant_promises_nothing() -> None:
     # All encoders go as one stack; most subsets of sixty records are empty.
-    release = replace(DP2VAE.small("published"), encoders=300).fit(worst_case_images(), NoGuarantee())
+    release = replace(DP2VAEPublished.small(), encoders=300).fit(worst_case_images(), NoGuarantee())
     assert release.card.guarantee == "no guarantee" and release.card.epsilon is None
     assert release.card.claim.epsilon == 1.0
     with pytest.raises(PermissionError):
-        DP2VAE.small("published").fit(worst_case_images(), Budget(3.0, 1e-5))
+        DP2VAEPublished.small().fit(worst_case_images(), Budget(3.0, 1e-5))
 
 
 def test_stacked_weights_are_fresh_and_in_range() -> None:
     layer = torch.nn.Linear(5, 4)
-    weights = stacked(layer, 3)["weight"]
+    weights = stacked_weights(layer, 3)["weight"]
     assert weights.shape == (3, 4, 5) and not torch.equal(weights[0], weights[1])
     assert weights.abs().max() <= layer.weight.abs().max()
 
 
 def test_classes_side_by_side_decode_as_one_by_one() -> None:
     shape = (1, 16, 16)
-    model = PerClass([Decoder(shape, code=3, channels=channels_of(shape, 2)) for _ in range(3)])
+    model = PerClass([Decoder(shape, latent_dim=3, channels=channels_of(shape, 2)) for _ in range(3)])
     labels, code = torch.tensor([2, 0, 2, 2, 0]), torch.randn(5, 3)
-    found = decoding(model, labels)(code)
+    found = decoder_for(model, labels)(code)
     for row, label in enumerate(labels):
         assert torch.allclose(found[row], model[int(label)](code[row : row + 1], None)[0], atol=1e-5)
 
 
 def test_a_prior_is_learned_where_enough_is_known() -> None:
-    generator = Generator(torch.nn.Identity(), 2, 2)
+    generator = LatentGenerator(torch.nn.Identity(), 2, 2)
     mean, covariance = torch.tensor([1.0, -1.0]), torch.tensor([[2.0, 0.5], [0.5, 1.0]])
     second = covariance + torch.outer(mean, mean)
     row = torch.cat([torch.ones(1), mean / 2**0.5, second.flatten() / 2])
-    generator.learn_prior(torch.stack([1000 * row, 3 * row]))
+    generator.fit_prior(torch.stack([1000 * row, 3 * row]))
     assert torch.allclose(generator.mean[0], mean, atol=1e-4)
     assert torch.allclose(generator.root[0] @ generator.root[0].T, covariance, atol=1e-3)
     assert torch.equal(generator.root[1], torch.eye(2)) and not generator.mean[1].any()

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from sfumato.audit.replay import replay
-from sfumato.methods.dpaf import DPAF, pull
-from sfumato.methods.parts.feature_aggregate import Aggregate, distance
+from sfumato.methods.dpaf import DPAF
+from sfumato.methods.parts.aggregate_game import directional_features
+from sfumato.methods.parts.feature_aggregate import FeatureAggregate, mean_distance
+from sfumato.methods.published.dpaf import DPAFPublished
 from sfumato.networks.dcgan import Front
 from sfumato.privacy import Budget, NoGuarantee, PrivateRecords
 
@@ -55,18 +57,18 @@ def test_fakes_with_the_right_means_are_nearer_and_sameness_earns_nothing() -> N
     torch.manual_seed(0)
     vectors = torch.randn(2, 4000, 3) + torch.tensor([[[1.0, 0.0, 0.0]], [[0.0, 2.0, 0.0]]])
     right, wrong = torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]]), torch.zeros(2, 3)
-    assert float(distance(vectors, right)) < float(distance(vectors, wrong)) - 4.0
+    assert float(mean_distance(vectors, right)) < float(mean_distance(vectors, wrong)) - 4.0
     # |E v|² of two fakes, over many draws: without the pairs of a fake with itself it is not the variance too.
     few = vectors.view(2, 2000, 2, 3).transpose(0, 1)
-    estimates = torch.stack([distance(one, wrong) for one in few])
+    estimates = torch.stack([mean_distance(one, wrong) for one in few])
     assert float(estimates.mean()) == pytest.approx(5.0, abs=0.4)
 
 
 def test_the_aggregate_averages_answers_and_forgets_when_told() -> None:
-    steady, fading = (Aggregate(2, 3, count=0.5, decay=decay) for decay in (1.0, 0.5))
+    steady, fading = (FeatureAggregate(2, 3, count_value=0.5, decay=decay) for decay in (1.0, 0.5))
     for value in (2.0, 4.0):
         for aggregate in (steady, fading):
-            aggregate.add(torch.tensor([[value, 0.0, 5.0], [0.0, value, 10.0]]), rate=0.1)
+            aggregate.add(torch.tensor([[value, 0.0, 5.0], [0.0, value, 10.0]]), sampling_rate=0.1)
     assert steady.counts.values.tolist() == pytest.approx([100.0, 200.0])
     torch.testing.assert_close(steady.means[0, 0], torch.tensor(30.0 / 100))
     torch.testing.assert_close(fading.means[0, 0], torch.tensor((2.0 * 0.5 + 4.0) / 0.1 / 1.5 / 100))
@@ -94,11 +96,11 @@ def test_it_learns_which_way_the_bars_lie() -> None:
     assert release.card.class_counts == pytest.approx([150, 150], abs=20)
 
 
-def test_a_records_gradient_is_its_own_pull() -> None:
+def test_a_records_gradient_depends_on_its_own_features_and_direction() -> None:
     torch.manual_seed(0)
-    front = Front((1, 8, 8), 2, layers=(1, 1), width=2, maps=2)
+    front = Front((1, 8, 8), 2, layers=(1, 1), width=2, feature_maps=2)
     images, labels, direction = torch.rand(2, 1, 8, 8), torch.tensor([1, 0]), torch.randn(2, front.length)
-    values = pull(front, images, labels, direction)
+    values = directional_features(front, images, labels, direction)
     torch.testing.assert_close(values[0], front(images[:1], labels[:1])[0] @ direction[1])
 
 
@@ -163,7 +165,7 @@ def test_wrong_parameters_are_refused(wrong: dict[str, object]) -> None:
 
 
 def test_the_published_form_needs_raw_records_and_says_so() -> None:
-    method = DPAF.small("published")
+    method = DPAFPublished.small()
     with pytest.raises(PermissionError, match="NoGuarantee"):
         method.fit(bars(), BUDGET)
     release = method.fit(bars(), NoGuarantee(), seed=0)
@@ -174,7 +176,7 @@ def test_the_published_form_needs_raw_records_and_says_so() -> None:
 def test_replay_finds_the_published_gradients_move_more_than_five_times_the_claim() -> None:
     """All records are one batch, so it is not the drawing of batches that differs: it is v, the slope of the loss at
     the aggregate before the noise, which one record turns for everybody."""
-    result = replay(DPAF.small("published"), bars(24), budget=NoGuarantee(), pairs=3)
+    result = replay(DPAFPublished.small(), bars(24), budget=NoGuarantee(), pairs=3)
     assert result.flagged
     assert result.movement["conv1 gradient / conv1 gradient"] > 5.0
     assert result.movement["conv2 gradient / conv2 gradient"] > 2.0

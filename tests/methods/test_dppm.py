@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from sfumato.audit.replay import replay
-from sfumato.methods.dppm import DPPM, respond, sliced_loss
-from sfumato.networks.samplers import Kinetic, hamiltonian, heun, momentum, noise_levels
+from sfumato.methods.dppm import DPPM
+from sfumato.methods.parts.score_sampling import randomised_response, sliced_loss
+from sfumato.methods.published.dppm import DPPMPublished
+from sfumato.networks.samplers import Momentum, hamiltonian, heun, karras_sigmas, momenta
 from sfumato.networks.score import ScoreNetwork
 from sfumato.privacy import Budget, NoGuarantee, PrivateRecords, Randomness
 from sfumato.privacy.gradients import Batch, clipped_sum
@@ -44,12 +46,20 @@ def gaussian_denoise(place: Tensor, level: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("metropolis", [True, False])
-@pytest.mark.parametrize("kinetic", ["gaussian", "rayleigh", "uniform"])
-def test_hamiltonian_dynamics_end_in_the_law_of_the_data(kinetic: Kinetic, metropolis: bool) -> None:
+@pytest.mark.parametrize("distribution", ["gaussian", "rayleigh", "uniform"])
+def test_hamiltonian_dynamics_end_in_the_law_of_the_data(distribution: Momentum, metropolis: bool) -> None:
     torch.manual_seed(0)
-    levels = noise_levels(30, largest=5.0, smallest=0.01)
+    levels = karras_sigmas(30, sigma_max=5.0, sigma_min=0.01)
     start = 5.0 * torch.randn(4000, 1, 2, 2)
-    found = hamiltonian(gaussian_score, start, levels, leapfrog=3, step=0.5, kinetic=kinetic, metropolis=metropolis)
+    found = hamiltonian(
+        gaussian_score,
+        start,
+        levels,
+        leapfrog_steps=3,
+        step_size=0.5,
+        momentum_distribution=distribution,
+        metropolis=metropolis,
+    )
     # At small levels the data's own spread is many steps wide, so the spread that came down with the levels stays.
     assert abs(float(found.mean()) - 0.3) < 0.03
     assert 0.1 < float(found.std()) < 0.4
@@ -61,7 +71,7 @@ def test_metropolis_makes_large_steps_right_and_its_absence_does_not() -> None:
     deviations = {}
     for metropolis in (True, False):
         place = math.sqrt(1.0 + 0.2**2) * torch.randn(4000, 1, 1, 1) + 0.3
-        found = hamiltonian(gaussian_score, place, [1.0] * 40, leapfrog=1, step=1.7, metropolis=metropolis)
+        found = hamiltonian(gaussian_score, place, [1.0] * 40, leapfrog_steps=1, step_size=1.7, metropolis=metropolis)
         deviations[metropolis] = float(found.std())
     assert abs(deviations[True] - math.sqrt(1.04)) < 0.05
     assert abs(deviations[False] - math.sqrt(1.04)) > 0.3
@@ -70,22 +80,22 @@ def test_metropolis_makes_large_steps_right_and_its_absence_does_not() -> None:
 def test_the_flow_ends_in_the_law_of_the_data() -> None:
     torch.manual_seed(2)
     start = 0.3 + math.hypot(5.0, 0.2) * torch.randn(4000, 1, 2, 2)
-    found = heun(gaussian_denoise, start, noise_levels(20, largest=5.0, smallest=0.01))
+    found = heun(gaussian_denoise, start, karras_sigmas(20, sigma_max=5.0, sigma_min=0.01))
     assert abs(float(found.mean()) - 0.3) < 0.02 and abs(float(found.std()) - 0.2) < 0.02
 
 
 def test_levels_come_down_by_the_papers_decay_or_slower() -> None:
-    levels = noise_levels(10, largest=1.0, smallest=0.01, bend=-2.0)
+    levels = karras_sigmas(10, sigma_max=1.0, sigma_min=0.01, rho=-2.0)
     assert levels == pytest.approx([0.01 * (10 / m) ** 2 for m in range(1, 11)])
-    found = noise_levels(10, largest=1.0, smallest=0.01)
+    found = karras_sigmas(10, sigma_max=1.0, sigma_min=0.01)
     assert found[0] == pytest.approx(1.0) and found[-1] == pytest.approx(0.01)
     assert all(slower > faster for slower, faster in zip(found[1:-1], levels[1:-1], strict=True))
 
 
-@pytest.mark.parametrize("kinetic", ["gaussian", "rayleigh", "uniform"])
-def test_momenta_have_unit_energy(kinetic: Kinetic) -> None:
+@pytest.mark.parametrize("distribution", ["gaussian", "rayleigh", "uniform"])
+def test_momenta_have_unit_energy(distribution: Momentum) -> None:
     torch.manual_seed(3)
-    found = momentum(kinetic, torch.empty(40_000))
+    found = momenta(distribution, torch.empty(40_000))
     assert abs(float(found.mean())) < 0.02 and abs(float(found.square().mean()) - 1.0) < 0.03
 
 
@@ -98,7 +108,7 @@ def test_randomised_response_keeps_itself_as_often_as_it_says() -> None:
     kept, outside = 0.0, 0
     for _ in range(50):
         uniform = torch.rand(400, 2)
-        chosen = respond(vectors @ vectors.T, neighbours=5, epsilon=1.0, uniform=uniform)
+        chosen = randomised_response(vectors @ vectors.T, neighbours=5, epsilon=1.0, uniform=uniform)
         kept += float((chosen == torch.arange(400)).double().mean()) / 50
         rank = ((vectors @ vectors.T) > (vectors * vectors[chosen]).sum(1, keepdim=True) + 1e-6).sum(1)
         outside += int((rank >= 5).sum())
@@ -113,7 +123,7 @@ def second_moment(epsilon: float, *, peek: bool = False) -> Tensor:
     similarity = torch.nn.functional.cosine_similarity(pool[:, :1], pool, dim=2)
     if peek:
         similarity = pool[:, :, 0].abs()
-    chosen = respond(similarity, neighbours=4, epsilon=epsilon, uniform=torch.rand(60_000, 2))
+    chosen = randomised_response(similarity, neighbours=4, epsilon=epsilon, uniform=torch.rand(60_000, 2))
     answer = pool[torch.arange(60_000), chosen]
     return answer.T @ answer / len(answer)
 
@@ -139,7 +149,7 @@ def gradient_shift(*, peek: bool) -> float:
             similarity = (pool @ noisy[0].flatten()).abs()
         uniform, gradients = torch.rand(rows, 2), []
         for epsilon in (0.01, 6.0):
-            chosen = respond(similarity, neighbours=3, epsilon=epsilon, uniform=uniform)
+            chosen = randomised_response(similarity, neighbours=3, epsilon=epsilon, uniform=uniform)
             views = (vectors.view(rows, 1, 4, 4) for vectors in (pool[:, 0], pool[torch.arange(rows), chosen]))
             loss = sliced_loss(model, noisy, level, labels, *views).mean()
             parts = torch.autograd.grad(loss, [model.net.leave.weight, model.net.enter.weight])
@@ -200,14 +210,14 @@ def test_the_start_knows_means_and_counts_and_covariances() -> None:
 def test_the_judge_tells_upright_from_lying_and_sends_back_what_it_doubts() -> None:
     method = replace(DPPM.small(), sampling_rate=0.5, filter_steps=20, max_rejections=5)
     release = method.fit(digits(200), Budget(100.0, 1e-5), seed=0)
-    judge = release.model.judge
+    label_filter = release.model.label_filter
     images, labels = torch.as_tensor(digits()._pixels).float() / 255, torch.as_tensor(digits()._labels)
-    assert float((judge(images).argmax(1) == labels).double().mean()) > 0.9
+    assert float((label_filter(images).argmax(1) == labels).double().mean()) > 0.9
     agreed = []
     for max_rejections in (0, 5):
         release.method = replace(method, max_rejections=max_rejections)
         drawn, wanted = release.sample(200, seed=1)
-        agreed.append(float((judge(torch.as_tensor(drawn) / 255).argmax(1).numpy() == wanted).mean()))
+        agreed.append(float((label_filter(torch.as_tensor(drawn) / 255).argmax(1).numpy() == wanted).mean()))
     assert agreed[1] > agreed[0] or agreed[0] == 1.0
 
 
@@ -283,7 +293,7 @@ def test_wrong_parameters_are_refused(wrong: dict[str, object]) -> None:
 
 
 def test_the_published_form_needs_raw_records_and_says_so() -> None:
-    method = DPPM.small("published")
+    method = DPPMPublished.small()
     with pytest.raises(PermissionError, match="NoGuarantee"):
         method.fit(digits(), BUDGET)
     release = method.fit(digits(), NoGuarantee(), seed=0)
@@ -294,6 +304,6 @@ def test_the_published_form_needs_raw_records_and_says_so() -> None:
 
 def test_replay_flags_the_published_form() -> None:
     """Its randomised response asks nothing of the data: the release moves, and no answer accounts for it."""
-    result = replay(DPPM.small("published"), digits(), budget=NoGuarantee(), pairs=2)
+    result = replay(DPPMPublished.small(), digits(), budget=NoGuarantee(), pairs=2)
     assert {finding.rule for finding in result.findings} == {"same release"}
     assert result.pairs == 2 and result.movement == {}

@@ -9,7 +9,7 @@ import torch
 
 from sfumato.data import PrivateImages
 from sfumato.methods.gs_wgan import GSWGAN
-from sfumato.methods.parts.sharded_critics import Critics
+from sfumato.methods.parts.sharded_critics import ShardedCritics
 from sfumato.networks.critic import Critic
 from sfumato.privacy import Budget, BudgetExceeded, NoGuarantee
 from squares import squares
@@ -32,25 +32,25 @@ def test_a_shard_has_one_voice_however_many_images_it_is_shown() -> None:
     assert few[1].noise_multiplier == pytest.approx(10 * many[1].noise_multiplier)
 
 
-def critics() -> tuple[Critics, torch.Tensor, torch.Tensor, torch.Tensor]:
+def critics() -> tuple[ShardedCritics, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Two shards of white images, shown black fakes."""
     torch.manual_seed(0)
-    found = Critics(Critic((1, 8, 8), 2, width=4), steps=20, rate=0.01, penalty=10.0)
+    found = ShardedCritics(Critic((1, 8, 8), 2, width=4), steps=20, learning_rate=0.01, gradient_penalty=10.0)
     white = torch.ones(2, 3, 1, 8, 8)
     return found, white, torch.zeros_like(white), torch.zeros(2, 3, dtype=torch.int64)
 
 
-def test_a_critic_learns_to_tell_and_says_where_to_go() -> None:
+def test_a_critic_learns_to_tell_and_its_gradient_leads_to_its_images() -> None:
     found, white, black, labels = critics()
     start, shares = torch.zeros(2, len(found)), torch.full((2, 3), 1 / 3)
     moved = found.trained(start, white, black, labels, shares, torch.rand(2, 3, 20))
     assert (found.values(moved, white, labels) > found.values(moved, black, labels)).all()
-    slopes = found.slopes(moved, black, labels)
-    assert (slopes.flatten(2).sum(2) > 0).all()
-    assert slopes.flatten(2).norm(dim=2).mean() == pytest.approx(1.0, abs=0.5)
+    gradients = found.image_gradients(moved, black, labels)
+    assert (gradients.flatten(2).sum(2) > 0).all()
+    assert gradients.flatten(2).norm(dim=2).mean() == pytest.approx(1.0, abs=0.5)
 
 
-def test_rows_that_only_fill_up_teach_nothing() -> None:
+def test_padding_rows_do_not_change_a_critic() -> None:
     found, white, black, labels = critics()
     start, shares, mixes = torch.zeros(2, len(found)), torch.tensor([[1.0, 0.0, 0.0]] * 2), torch.rand(2, 3, 20)
     other = white.clone()
@@ -82,5 +82,5 @@ def test_it_learns_what_the_classes_look_like() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="warm_start at least 0"):
+    with pytest.raises(ValueError, match="warm_start_rounds at least 0"):
         GSWGAN(warm_start_rounds=-1)

@@ -14,7 +14,7 @@ from sfumato.networks.autoencoders import Autoencoder, halvings
     [(28, [32, 64], 7), (32, [64, 128, 256], 4), (64, [32, 64, 128, 256], 4), (256, [16, 32, 64, 128, 256, 512], 4)],
 )
 def test_depth_and_channels_follow_from_the_size(size: int, channels: list[int], seed: int) -> None:
-    model = Autoencoder((3, size, size), code=8)
+    model = Autoencoder((3, size, size), latent_dim=8)
     assert [layer.out_channels for layer in model.down] == channels
     assert model.seed == (channels[-1], seed, seed)
 
@@ -22,7 +22,7 @@ def test_depth_and_channels_follow_from_the_size(size: int, channels: list[int],
 @pytest.mark.parametrize("size", [(8, 8), (28, 28), (30, 30), (33, 45), (64, 32), (256, 256)])
 @pytest.mark.parametrize("colours", [1, 3])
 def test_the_image_comes_back_in_its_own_size(size: tuple[int, int], colours: int) -> None:
-    model = Autoencoder((colours, *size), code=5, width=2)
+    model = Autoencoder((colours, *size), latent_dim=5, width=2)
     images = torch.rand(2, colours, *size)
     assert model.encode(images).shape == (2, 5)
     assert model(images).shape == images.shape
@@ -30,7 +30,7 @@ def test_the_image_comes_back_in_its_own_size(size: tuple[int, int], colours: in
 
 def test_it_learns_to_give_back_an_image() -> None:
     torch.manual_seed(0)
-    model = Autoencoder((1, 28, 28), code=4, width=4)
+    model = Autoencoder((1, 28, 28), latent_dim=4, width=4)
     images = torch.zeros(2, 1, 28, 28)
     images[0, :, 4:12, 4:12], images[1, :, 16:24, 16:24] = 1.0, 1.0
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -42,11 +42,20 @@ def test_other_splits_are_refused(text: str) -> None:
 def test_every_split_goes_through_at_every_size(side: int, channels: int, split: str) -> None:
     first, second, third = split_of(split)
     shape, labels = (channels, side, side), torch.tensor([0, 2, 1])
-    front = Front(shape, 3, layers=(first, second), width=2, maps=3, taps=2, coarse=4, pairs=2)
+    front = Front(
+        shape,
+        3,
+        layers=(first, second),
+        width=2,
+        feature_maps=3,
+        feature_layers=2,
+        thumbnail_size=4,
+        second_moment_size=2,
+    )
     assert (len(front.first), len(front.second)) == (first, second)
     back = Back(front.sizes[-1], 3, layers=third, width=2)
     assert len(back.convolutions) == third
-    images = Generator(shape, 3, code=5, width=2)(labels)
+    images = Generator(shape, 3, latent_dim=5, width=2)(labels)
     assert images.shape == (3, *shape) and bool((images > 0).all() & (images < 1).all())
     vectors = front(images, labels)
     assert vectors.shape == (3, front.length)
@@ -55,7 +64,17 @@ def test_every_split_goes_through_at_every_size(side: int, channels: int, split:
 
 
 def test_the_vector_stays_in_the_ball_whatever_the_image() -> None:
-    front = Front((1, 16, 16), 2, layers=(1, 1), width=3, maps=2, taps=2, coarse=3, pairs=2, count_share=0.1)
+    front = Front(
+        (1, 16, 16),
+        2,
+        layers=(1, 1),
+        width=3,
+        feature_maps=2,
+        feature_layers=2,
+        thumbnail_size=3,
+        second_moment_size=2,
+        count_share=0.1,
+    )
     rows = [torch.full((1, 16, 16), value) for value in (0.0, 1.0, 1e30, float("nan"), float("inf"), -1e5)]
     images = torch.stack([*rows, torch.rand(1, 16, 16), torch.eye(16)[None]])
     with torch.no_grad():
@@ -65,12 +84,12 @@ def test_the_vector_stays_in_the_ball_whatever_the_image() -> None:
 
 
 def test_labels_enter_at_the_second_layer() -> None:
-    front = Front((1, 16, 16), 2, layers=(1, 1), width=2, maps=2)
+    front = Front((1, 16, 16), 2, layers=(1, 1), width=2, feature_maps=2)
     images = torch.rand(1, 1, 16, 16).expand(2, 1, 16, 16)
     first, second = front.layers(images, torch.tensor([0, 1]))
     torch.testing.assert_close(first[0], first[1])
     assert not torch.allclose(second[0], second[1])
-    plain = Front((1, 16, 16), 2, layers=(1, 1), width=2, maps=2, labelled=False)
+    plain = Front((1, 16, 16), 2, layers=(1, 1), width=2, feature_maps=2, label_plane=False)
     _, second = plain.layers(images, torch.tensor([0, 1]))
     torch.testing.assert_close(second[0], second[1])
 
@@ -82,7 +101,7 @@ def test_pairs_know_how_pixels_vary_together() -> None:
         (rows.view(2, 1, 1, 2).repeat_interleave(8, 2).repeat_interleave(4, 3)) for rows in (same, opposed)
     )
     labels = torch.zeros(2, dtype=torch.int64)
-    front = Front((1, 8, 8), 1, layers=(1, 0), width=2, maps=2, coarse=2, pairs=2)
+    front = Front((1, 8, 8), 1, layers=(1, 0), width=2, feature_maps=2, thumbnail_size=2, second_moment_size=2)
     difference = (front(alike, labels) - front(unlike, labels)).mean(0).detach()
     coarse = slice(front.length - 1 - 16 - 4, front.length - 1 - 16)
     assert float(difference[coarse].abs().max()) < 1e-6
@@ -91,8 +110,8 @@ def test_pairs_know_how_pixels_vary_together() -> None:
 
 def test_too_many_layers_and_tiny_images_are_refused() -> None:
     with pytest.raises(ValueError, match="fewer"):
-        Front((1, 28, 28), 2, layers=(3, 2), width=2, maps=2)
-    with pytest.raises(ValueError, match="taps"):
-        Front((1, 28, 28), 2, layers=(1, 1), width=2, maps=2, taps=3)
+        Front((1, 28, 28), 2, layers=(3, 2), width=2, feature_maps=2)
+    with pytest.raises(ValueError, match="feature_layers"):
+        Front((1, 28, 28), 2, layers=(1, 1), width=2, feature_maps=2, feature_layers=3)
     with pytest.raises(ValueError, match="5×5"):
         Generator((1, 4, 4), 2)

@@ -13,7 +13,7 @@ from sfumato.networks.gaussians import ClassGaussians
 def known(shape: tuple[int, int, int] = (1, 6, 5)) -> tuple[ClassGaussians, Tensor]:
     """Two classes of random covariance in the slow waves, and the covariances over the pixels."""
     torch.manual_seed(0)
-    gaussians = ClassGaussians(shape, 2, frequencies=3, spread=0.5).double()
+    gaussians = ClassGaussians(shape, 2, frequencies=3, sigma_data=0.5).double()
     size = gaussians.variances.shape[1]
     gaussians.means.normal_()
     gaussians.variances.copy_(torch.rand(2, size) + 0.2)
@@ -30,7 +30,7 @@ def known(shape: tuple[int, int, int] = (1, 6, 5)) -> tuple[ClassGaussians, Tens
 
 
 def test_waves_there_and_back() -> None:
-    gaussians = ClassGaussians((3, 8, 6), 1, frequencies=9, spread=0.5)
+    gaussians = ClassGaussians((3, 8, 6), 1, frequencies=9, sigma_data=0.5)
     images = torch.randn(2, 3, 8, 6)
     torch.testing.assert_close(gaussians.synthesise(gaussians.analyse(images)), images)
 
@@ -58,7 +58,7 @@ def test_draws_have_mean_and_covariance_of_the_class() -> None:
 
 def test_covariances_come_back_from_noisy_sums_and_noise_alone_does_not() -> None:
     torch.manual_seed(1)
-    gaussians = ClassGaussians((1, 16, 16), 2, frequencies=8, spread=0.5)
+    gaussians = ClassGaussians((1, 16, 16), 2, frequencies=8, sigma_data=0.5)
     size, count, noise = 64, 1000.0, 400.0
     true = torch.zeros(size)
     true[:3] = torch.tensor([40.0, 25.0, 15.0])
@@ -66,7 +66,7 @@ def test_covariances_come_back_from_noisy_sums_and_noise_alone_does_not() -> Non
     draw = noise * torch.randn(2, size, size) / math.sqrt(2.0)
     upper = draw.triu(1)
     sums = sums + upper + upper.transpose(1, 2) + math.sqrt(2.0) * draw * torch.eye(size)
-    gaussians.learn(sums, torch.tensor([500.0, -50.0]), torch.tensor([count, count]), deviation=noise)
+    gaussians.fit_covariances(sums, torch.tensor([500.0, -50.0]), torch.tensor([count, count]), noise_std=noise)
     found = gaussians.variances.sort(dim=1, descending=True).values
     torch.testing.assert_close(found[0, :3], true[:3], rtol=0.15, atol=0.0)
     # What noise alone put there is spread out, and stays far below what the noise's own eigenvalues would say.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfumato.networks.gaussians import column
+from sfumato.networks.pixels import per_row
 from sfumato.networks.refinenet import RefineNet
 from sfumato.networks.score import ScoreNetwork
 from sfumato.privacy.gradients import Batch, clipped_sum, loop
@@ -37,7 +37,7 @@ def test_a_picture_in_a_picture_out(kind: Callable[..., Any], shape: tuple[int, 
 def test_score_and_clean_image_say_the_same(kind: Callable[..., Any]) -> None:
     noisy, level, labels = inputs((1, 12, 12))
     model = kind((1, 12, 12), 2, width=4)
-    expected = noisy + column(level.square()) * model.score(noisy, level, labels)
+    expected = noisy + per_row(level.square()) * model.score(noisy, level, labels)
     torch.testing.assert_close(model.denoise(noisy, level, labels), expected)
 
 
@@ -47,12 +47,12 @@ def test_label_and_level_matter(kind: Callable[..., Any]) -> None:
     model = kind((1, 12, 12), 2, width=4)
     first = model.score(noisy, level, labels)
     assert not torch.allclose(first, model.score(noisy, level, 1 - labels))
-    assert not torch.allclose(first * column(level), model.score(noisy, 2 * level, labels) * 2 * column(level))
+    assert not torch.allclose(first * per_row(level), model.score(noisy, 2 * level, labels) * 2 * per_row(level))
 
 
 def test_patches_cover_a_picture_that_they_do_not_divide() -> None:
     noisy, level, labels = inputs((3, 14, 13))
-    model = ScoreNetwork((3, 14, 13), 2, width=4, patch=4)
+    model = ScoreNetwork((3, 14, 13), 2, width=4, patch_size=4)
     assert model.denoise(noisy, level, labels).shape == noisy.shape
 
 
@@ -93,7 +93,7 @@ def test_the_papers_network_has_the_papers_widths() -> None:
 
 def squared_error(model: ScoreNetwork, images: Tensor, labels: Tensor, random: Any) -> Tensor:
     level = random.uniform("level", 1)[:, 0] + 0.1
-    noisy = images + column(level) * random.normal("noise", *images.shape[1:])
+    noisy = images + per_row(level) * random.normal("noise", *images.shape[1:])
     return (model.residual(noisy, level, labels)[0] - images).square().flatten(1).sum(1)
 
 
@@ -101,7 +101,7 @@ def squared_error(model: ScoreNetwork, images: Tensor, labels: Tensor, random: A
 def test_the_engine_keeps_books_on_every_layer(patch: int) -> None:
     """By the books and not by torch.func, which is many times slower; and they agree with a plain loop."""
     torch.manual_seed(2)
-    model = ScoreNetwork((1, 12, 12), 3, width=8, patch=patch).double()
+    model = ScoreNetwork((1, 12, 12), 3, width=8, patch_size=patch).double()
     ids = torch.arange(10) // 2
     images = torch.rand(10, 1, 12, 12, dtype=torch.float64)
     torch.set_default_dtype(torch.float64)

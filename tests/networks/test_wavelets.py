@@ -1,4 +1,4 @@
-"""Fixed wavelets: what they see, what they do not, and a judge that learns on them."""
+"""Fixed wavelets: what they see, what they do not, and a classifier that learns on them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def test_directions_are_told_apart_and_contrast_is_not() -> None:
 def test_a_linear_judge_learns_digits() -> None:
     torch.manual_seed(0)
     train, test = (draw_digits(count, seed=seed) for seed, count in enumerate((600, 200)))
-    judge = LabelFilter((1, 28, 28), 10)
+    label_filter = LabelFilter((1, 28, 28), 10)
     images, labels = torch.as_tensor(train.pixels).float() / 255, torch.as_tensor(train.labels).long()
-    features = judge.wavelets(images) / judge.wavelets.size**0.5
-    optimizer = torch.optim.SGD(judge.parameters(), lr=30.0, momentum=0.9)
+    features = label_filter.wavelets(images) / label_filter.wavelets.size**0.5
+    optimizer = torch.optim.SGD(label_filter.parameters(), lr=30.0, momentum=0.9)
     for _ in range(60):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(judge.linear(features), labels).backward()
+        torch.nn.functional.cross_entropy(label_filter.linear(features), labels).backward()
         optimizer.step()
-    found = judge(torch.as_tensor(test.pixels).float() / 255).argmax(1)
+    found = label_filter(torch.as_tensor(test.pixels).float() / 255).argmax(1)
     assert float((found == torch.as_tensor(test.labels)).double().mean()) > 0.8

@@ -79,7 +79,7 @@ def test_a_private_statistic_on_the_public_page_is_caught(run: Path) -> None:
 
 
 def test_a_page_maker_that_reads_too_much_is_caught(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redrawing such a page repeats its mistake; where the number comes from gives it away."""
+    """Rendering such a page again repeats its mistake; the origin of the number reveals it."""
     import sfumato.report.public as public
     from sfumato.report.probabilities import attack_bounds
 

@@ -1,4 +1,4 @@
-"""A generator that breaks down while it learns from answers."""
+"""The divergence guard rolls back to the best weights and halves the learning rate."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from sfumato.training.divergence_guard import DivergenceGuard
 from squares import squares
 
 
-def test_it_goes_back_to_its_best_and_on_more_slowly() -> None:
+def test_it_restores_the_best_weights_and_halves_the_learning_rate() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rescue = DivergenceGuard(model, optimizer)
+    guard = DivergenceGuard(model, optimizer)
     best = model.weight.detach().clone()
 
     def looks(value: float) -> bool:
-        """What the next look says, with nineteen askings before it that read nothing."""
-        answers = [rescue.needed(torch.tensor(value)) for _ in range(20)]
+        """Whether the next check rolls back; the nineteen calls after it read nothing."""
+        answers = [guard.rolled_back(torch.tensor(value)) for _ in range(20)]
         assert not any(answers[1:])
         return answers[0]
 
@@ -30,14 +30,14 @@ def test_it_goes_back_to_its_best_and_on_more_slowly() -> None:
     with torch.no_grad():
         model.weight.add_(5.0)
     assert not looks(4.9)  # half is not lost
-    assert looks(5.1) and rescue.rate == 0.5
+    assert looks(5.1) and guard.learning_rate_factor == 0.5
     assert torch.equal(model.weight, best)
-    assert looks(float("nan")) and rescue.rate == 0.25
+    assert looks(float("nan")) and guard.learning_rate_factor == 0.25
 
 
-@pytest.mark.parametrize("rescued", [True, False])
-def test_a_generator_at_the_ends_of_its_range_learns_again(rescued: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All its pixels turn white on the way; without the rescue they stay so."""
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_saturated_generator_recovers(guarded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its pixels turn white on the way; without the guard they stay white."""
     pixels, labels = squares(200)
     method = DPAF(
         width=4,
@@ -52,7 +52,7 @@ def test_a_generator_at_the_ends_of_its_range_learns_again(rescued: bool, monkey
         learning_rate=0.01,
     )
     calls = 0
-    needed = DivergenceGuard.needed
+    rolled_back = DivergenceGuard.rolled_back
 
     def breaking(self: DivergenceGuard, loss: Tensor) -> bool:
         nonlocal calls
@@ -60,12 +60,12 @@ def test_a_generator_at_the_ends_of_its_range_learns_again(rescued: bool, monkey
         if calls == 70 and isinstance(self.model, Generator):
             with torch.no_grad():
                 self.model.convolutions[-1].bias.fill_(1e4)
-            return True  # the slope at hand is that of the sound one
-        return needed(self, loss) if rescued else False
+            return True  # the gradient is that of the weights before
+        return rolled_back(self, loss) if guarded else False
 
-    monkeypatch.setattr(DivergenceGuard, "needed", breaking)
+    monkeypatch.setattr(DivergenceGuard, "rolled_back", breaking)
     release = method.fit(PrivateImages(pixels, labels, classes=("0", "1")), Budget(100.0, 1e-3), device="cpu", seed=3)
     drawn, given = release.sample(100, seed=0, device="cpu")
     apart = [abs(drawn[given == label].mean(0) - pixels[labels == label].mean(0)).mean() for label in range(2)]
     assert calls >= 120
-    assert max(apart) < 30 if rescued else min(apart) > 60
+    assert max(apart) < 30 if guarded else min(apart) > 60

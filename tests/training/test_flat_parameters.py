@@ -54,12 +54,12 @@ def test_vectors_that_are_put_back_are_the_models_weights() -> None:
         for vector in weights.parameters():
             vector += 1.0
     assert all(torch.equal(value, before[name] + 1.0) for name, value in trained.state_dict().items())
-    weights.become(kept)
+    weights.copy_from(kept)
     assert all(torch.equal(value, before[name]) for name, value in trained.state_dict().items())
     with torch.no_grad():
         kept.groups["first"].zero_()
     assert all(torch.equal(value, before[name]) for name, value in trained.state_dict().items())
-    weights.become(kept)
+    weights.copy_from(kept)
     weights.load_state_dict(saved)
     assert all(torch.equal(value, before[name]) for name, value in trained.state_dict().items())
 

@@ -9,10 +9,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from sfumato.methods.base import Method
 from sfumato.release.card import Card
@@ -108,10 +110,10 @@ def _main(module: str, name: str, *folders: str) -> None:
         kind = getattr(kind, attribute)
     method_type: type[Method] = kind  # type: ignore[assignment]
 
-    def method_for(card: Card) -> Method:
-        return method_type.configured(card.parameters)
+    def rebuild(card: Card, tensors: Mapping[str, Tensor]) -> tuple[Method, Mapping[str, Tensor]]:
+        return method_type.configured(card.parameters), tensors
 
-    print(json.dumps([sample_hash(Release.read(folder, method_for)) for folder in folders]))
+    print(json.dumps([sample_hash(Release.read(folder, rebuild)) for folder in folders]))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from sfumato.audit.replay import replay
 from sfumato.audit.worst_case import worst_case_images
 from sfumato.files import write_file, write_json
 from sfumato.methods.base import Method
-from sfumato.methods.registry import find, load
+from sfumato.methods.registry import load, method_of
 from sfumato.privacy import Budget, BudgetExceeded, Event, Ledger
 from sfumato.privacy.accounting import epsilon
 from sfumato.release.card import Card, rounded_up
@@ -88,7 +88,8 @@ def _check_card(card: Card, ledger: Path) -> dict[str, Any]:
 
 
 def _attack_method(audit: dict[str, Any], card: Card, budget: Budget, *, pairs: int, canaries: int) -> None:
-    method = find(card.method).small(card.variant)
+    described = method_of(card)
+    method = type(described).small(described.variant)
     budget, printed = _affordable(method, budget), budget
     private = worst_case_images(persons=budget.unit == "person")
     replayed = replay(method, private, budget=budget, pairs=pairs)

@@ -316,7 +316,7 @@ def find_method(name: str, variant: str, settings: list[str] | None, *, real_sch
 def _budget(method: Method, epsilon: float, delta: float, unit: str) -> AnyBudget:
     from sfumato.privacy import Budget, NoGuarantee
 
-    if method.variant in method.raw_variants:
+    if method.raw_access:
         return NoGuarantee(unit=unit)  # type: ignore[arg-type]
     budget: Budget = Budget(epsilon, delta, unit=unit)  # type: ignore[arg-type]
     return budget

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -74,6 +75,53 @@ def evaluate(
     head = None if inception_head is None else InceptionHead.load(inception_head)
     given = [synthetic] if isinstance(synthetic, Images | SyntheticImages) else list(synthetic)
     seeds = _seeds(seeds, len(given))
+    sets = _image_sets(given, real_train, real_test, real_validation)
+    limit = CPU_FEATURE_IMAGES if feature_images is None and device.type == "cpu" else feature_images
+    rows = evaluation_rows(
+        chosen, sets.synthetic, sets.train, sets.test, classes=len(sets.classes), feature_images=limit
+    )
+    measuring = Measuring(chosen.name, data, sets.classes, _guarantee(given))
+    accuracy = AccuracyMeasure(
+        chosen, measuring, seeds=seeds, validation=sets.validation, device=device, progress=progress
+    )
+    measured = _measurements(
+        rows if baselines else rows[:1],
+        sets,
+        accuracy,
+        with_inception=with_inception,
+        head=head,
+        cache=cache,
+    )
+    return EvaluationResult(
+        protocol=chosen.summary(),
+        data=data,
+        classes=sets.classes,
+        shape=sets.train.pixels.shape[1:],
+        counts=ImageCounts(tuple(len(part) for part in sets.synthetic), len(sets.train), len(sets.test), limit),
+        seeds=tuple(seeds),
+        device=str(device),
+        versions=_versions(),
+        guarantee=measuring.guarantee,
+        measurements=tuple(measured),
+        left_out=_left_out(len(sets.classes), baselines, with_inception, head),
+        memorisation=_memorisation(sets.synthetic[0], sets.train, sets.test, device),
+    )
+
+
+@dataclass(frozen=True)
+class _ImageSets:
+    """All images of an evaluation, with one label set."""
+
+    classes: tuple[str, ...]
+    synthetic: tuple[LabelledImages, ...]
+    train: LabelledImages
+    test: LabelledImages
+    validation: LabelledImages | None
+
+
+def _image_sets(
+    given: Sequence[AnyImages], real_train: Images, real_test: Images, real_validation: Images | None
+) -> _ImageSets:
     classes, shape = tuple(real_train.classes), real_train.pixels.shape[1:]
     train = aligned(real_train, classes, shape, name="real training")
     test = aligned(real_test, classes, shape, name="real test")
@@ -82,39 +130,34 @@ def evaluate(
     sets = tuple(aligned(images, classes, shape, name="synthetic") for images in given)
     if len({len(part) for part in sets}) > 1:
         raise ValueError(f"several synthetic sets must be equally large, not {[len(part) for part in sets]} images")
-    limit = CPU_FEATURE_IMAGES if feature_images is None and device.type == "cpu" else feature_images
-    rows = evaluation_rows(chosen, sets, train, test, classes=len(classes), feature_images=limit)
-    rows = rows if baselines else rows[:1]
-    measuring = Measuring(chosen.name, data, classes, _guarantee(given))
-    measured: list[Measurement] = []
-    if len(classes) > 1:
-        accuracy = AccuracyMeasure(chosen, measuring, seeds=seeds, validation=aside, device=device, progress=progress)
-        measured += _accuracies(accuracy, rows)
+    return _ImageSets(classes, sets, train, test, aside)
+
+
+def _measurements(
+    rows: Sequence[Row],
+    sets: _ImageSets,
+    accuracy: AccuracyMeasure,
+    *,
+    with_inception: bool,
+    head: InceptionHead | None,
+    cache: Path | None,
+) -> list[Measurement]:
+    measuring, device, progress = accuracy.measuring, accuracy.device, accuracy.progress
+    several = len(sets.classes) > 1
+    measured = _accuracies(accuracy, rows) if several else []
     if with_inception:
         distances = DistanceMeasure(inception(), measuring, cache=cache, device=device, progress=progress)
         measured += [one for row in rows for one in distances.measure(row)]
         if head is not None:
             measured.append(distances.inception_score(rows[0], head))
-    if len(classes) > 1:
+    if several:
+        train = sets.train
         network = train_class_features(
-            train.pixels, train.labels, classes=len(classes), device=device, progress=progress
+            train.pixels, train.labels, classes=len(sets.classes), device=device, progress=progress
         )
         distances = DistanceMeasure(network, measuring, cache=None, device=device, progress=progress)
         measured += [one for row in rows for one in distances.measure(row)]
-    return EvaluationResult(
-        protocol=chosen.summary(),
-        data=data,
-        classes=classes,
-        shape=shape,
-        counts=ImageCounts(tuple(len(part) for part in sets), len(train), len(test), limit),
-        seeds=tuple(seeds),
-        device=str(device),
-        versions=_versions(),
-        guarantee=measuring.guarantee,
-        measurements=tuple(measured),
-        left_out=_left_out(len(classes), baselines, with_inception, head),
-        memorisation=_memorisation(sets[0], train, test, device),
-    )
+    return measured
 
 
 def _accuracies(accuracy: AccuracyMeasure, rows: Sequence[Row]) -> list[Measurement]:

@@ -37,7 +37,7 @@ def code_measures(model: VariationalAutoencoder, method: PRIVAE, pixels: np.ndar
 @torch.no_grad()
 def prior_distance(posterior: Posterior, noise: Tensor, prior: Prior) -> float:
     """Squared MMD between drawn codes and the prior, by the dimension-wise Cauchy kernel with k(x, x) = 1."""
-    exact = CauchyMMD(prior, waves=8)
+    exact = CauchyMMD(prior, frequencies=8)
     return float(exact.between(exact.embed(posterior, noise)))
 
 

@@ -130,7 +130,7 @@ class TrainingSpec:
         """``NoGuarantee`` for an algorithm that needs the raw records."""
         from sfumato.privacy import Budget, NoGuarantee
 
-        if self.method.variant in self.method.raw_variants:
+        if self.method.raw_access:
             return NoGuarantee(unit=conditions.unit)  # type: ignore[arg-type]
         return Budget(self.epsilon, conditions.delta, conditions.unit)  # type: ignore[arg-type]
 

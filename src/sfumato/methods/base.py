@@ -1,4 +1,4 @@
-"""What every method is: public parameters, a list of questions, networks fitted on the answers, a sampler."""
+"""The base class of all methods: public parameters, a list of queries, networks fitted on the answers, a sampler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Self, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods.first_edition import renamed_parameters
+from sfumato.methods.first_edition import moved_parameter, published_class, renamed_parameters
+from sfumato.networks.pixels import Shape
 from sfumato.privacy import (
     AnyBudget,
     Counts,
@@ -30,73 +31,83 @@ from sfumato.release.card import make_card
 from sfumato.release.release import Release
 from sfumato.training.checkpoint import FolderCheckpoint
 
-Shape = tuple[int, int, int]
-
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A way to learn a generator from noisy answers. Fields are public; private data enters ``fit`` alone.
+    """A method that learns a generator from noisy answers about private records.
 
-    A subclass says what it will ask (``spending``), what it releases (``build``), how it learns (``fit_networks``)
-    and how it draws (``generate``). The guarantee is none of its business: it follows from the ledger.
+    The fields of the dataclass are its hyper-parameters; they are public. Private data enters ``fit`` only. A subclass
+    lists its queries (``queries``), builds the network that is released (``build``), trains it on the answers
+    (``fit_networks``) and draws images (``generate``). The guarantee follows from the ledger and is never stated by
+    the method.
     """
 
     name: ClassVar[str]
+    """The name in the registry."""
     paper: ClassVar[str]
+    """Authors, title and year of the paper."""
     variants: ClassVar[Mapping[str, str]] = {"certified": "the certified form"}
-    """Variant → one line about it. The first is what ``certified`` means."""
-    raw_variants: ClassVar[frozenset[str]] = frozenset()
-    """Variants that need the raw records, as published, and so run under ``NoGuarantee`` alone."""
+    """The variants of the same algorithm, each with one line about it. ``certified`` means the first."""
+    raw_access: ClassVar[bool] = False
+    """Whether it needs the raw records, and so runs under ``NoGuarantee`` only."""
     curator_type: ClassVar[type[Curator]] = Curator
 
     variant: str = "certified"
 
     def __post_init__(self) -> None:
+        """Check the variant."""
         if self.variant == "certified":
             object.__setattr__(self, "variant", next(iter(self.variants)))
         if self.variant not in self.variants:
-            raise ValueError(f"{self.name} has no variant {self.variant!r}; it has {', '.join(self.variants)}")
+            published = published_class(self.name, self.variant)
+            hint = f"it is the method {published!r} now" if published else f"it has {', '.join(self.variants)}"
+            raise ValueError(f"{self.name} has no variant {self.variant!r}; {hint}")
 
-    # What a method's author writes
+    # What the author of a method writes
 
     @classmethod
     @abstractmethod
     def small(cls, variant: str = "certified") -> Self:
-        """A configuration that trains in about a second on a handful of tiny images, for tests and audits."""
+        """The smallest configuration, which trains in about a second on a few images, for tests and audits."""
 
     @abstractmethod
     def queries(self) -> tuple[SubsampledGaussian, ...]:
-        """Every question it will ask, with noise in proportion; calibration scales it to the budget."""
+        """Every query that it will make, with relative noise multipliers; calibration scales them to the budget."""
 
     @abstractmethod
     def build(self, shape: Shape, classes: int) -> nn.Module:
-        """The network that is released, with fresh random weights. Its state is the list of what may leave."""
+        """The network that is released, with random weights. Its state lists the tensors that may leave."""
 
     @abstractmethod
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
-        """Learn from the Curator's answers: the network to release, and noisy class counts if it asked for them."""
+        """Train on the Curator's answers; return the network, and the noisy class counts if it asked for them."""
 
     @abstractmethod
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         """One image in 0..1 for each label, with torch's global generator, which is public here."""
 
     def claim(self) -> dict[str, Any] | None:
-        """An ε that its authors claim for the very noise it draws, ``epsilon``, ``delta`` and ``by``; shown struck."""
+        """The ε that its authors claim for the same noise: ``epsilon``, ``delta`` and ``by``. Pages strike it out."""
         return None
 
     # What follows from it
 
     @classmethod
+    def identifier(cls) -> str:
+        """The name on cards and ledgers: the registered name, or ``module:Class`` for a class of the user's own."""
+        return cls.name if cls.__module__.startswith("sfumato.") else f"{cls.__module__}:{cls.__qualname__}"
+
+    @classmethod
     def certified_variants(cls) -> tuple[str, ...]:
-        """All that ask a Curator only."""
-        return tuple(variant for variant in cls.variants if variant not in cls.raw_variants)
+        """The variants that need no raw access."""
+        return () if cls.raw_access else tuple(cls.variants)
 
     def parameters(self) -> dict[str, Any]:
         """The public hyper-parameters, variant first."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def plan(self, budget: AnyBudget) -> Plan:
-        """What a run will spend under this budget. Touches no data."""
+        """What a run will spend under this budget. It touches no data."""
         return Plan.calibrated(self.queries(), budget)
 
     def fit(
@@ -114,11 +125,20 @@ class Method(ABC):
         tape: Tape | None = None,
         internal: bool = False,
     ) -> Release:
-        """Learn from ``private`` within ``budget`` and return what may leave.
+        """Train on private records within a budget and return what may leave.
 
-        ``ledger`` is where the spending is written; without one it lives in memory and only the card remembers it.
-        A ``seed`` makes the run repeatable, for tests: its noise can be recomputed, so its card says ε = ∞.
-        ``internal`` shows the texts of exceptions that are raised on private records.
+        Args:
+            private: The private records.
+            budget: The ε and δ to spend, or ``NoGuarantee()``.
+            ledger: Where the spending is recorded; without one it is kept in memory and on the card only.
+            device: The torch device; a GPU where there is one.
+            max_images_per_unit: The largest number of images of one person that are used.
+            checkpoint: Where an interrupted training can be resumed from.
+            progress: Receives the progress of every loop.
+            command: The command line, for the card.
+            seed: Makes the run repeatable, for tests. The noise can then be recomputed, so the card says ε = ∞.
+            tape: Records the queries of an audit.
+            internal: Show the texts of exceptions that are raised on private records.
         """
         if not isinstance(private, PrivateRecords):
             raise TypeError(f"fit needs PrivateImages, not {type(private).__name__}")
@@ -127,7 +147,7 @@ class Method(ABC):
             private,
             self.plan(budget),
             ledger,
-            method=self.name,
+            method=self.identifier(),
             parameters=parameters,
             curator_type=self.curator_type,
             device=device,
@@ -139,12 +159,12 @@ class Method(ABC):
             internal=internal,
         )
         with running as run:
-            with torch.random.fork_rng(), _quick_products(run.curator.device):
+            with torch.random.fork_rng(), _tf32_products(run.curator.device):
                 torch.manual_seed(run.public_seed)
                 model, counts = self.fit_networks(run.curator)
             run.end()
             card = make_card(
-                method=self.name,
+                method=self.identifier(),
                 paper=self.paper,
                 parameters=parameters,
                 plan=run.plan,
@@ -165,7 +185,7 @@ class Method(ABC):
 
     @classmethod
     def configured(cls, settings: Mapping[str, Any]) -> Self:
-        """From ``key = value`` settings, as a command line or TOML file gives them; an unknown key is an error."""
+        """A method from settings as a command line or a TOML file gives them; an unknown key is an error."""
         hints = {field.name: get_type_hints(cls)[field.name] for field in fields(cls)}
         values: dict[str, Any] = {}
         for key, value in settings.items():
@@ -175,8 +195,24 @@ class Method(ABC):
         return cls(**values)
 
 
+def check_ema_decay(decay: float) -> None:
+    """Refuse a decay outside [0, 1)."""
+    if not 0 <= decay < 1:
+        raise ValueError(f"ema_decay must lie in [0, 1), not {decay:g}; 0 releases the last weights")
+
+
+def check_choices(method: Method, choices: Mapping[str, Collection[str]]) -> None:
+    """Refuse a field whose value is not one of its choices."""
+    for field, allowed in choices.items():
+        value = getattr(method, field)
+        if value not in allowed:
+            raise ValueError(f"{field} must be one of {', '.join(allowed)}, not {value!r}")
+
+
 def _nearest(method: str, key: str, known: Collection[str]) -> str:
     """What an unknown parameter is called now, or the known parameter that is spelled most like it."""
+    if moved := moved_parameter(method, key):
+        return moved
     present = renamed_parameters(method).get(key)
     if present in known:
         return f"it is called {present!r} now"
@@ -185,8 +221,8 @@ def _nearest(method: str, key: str, known: Collection[str]) -> str:
 
 
 @contextmanager
-def _quick_products(device: torch.device) -> Iterator[None]:
-    """TF32 for matrix products on a GPU, as torch has it for convolutions; the engine's clip leaves room for both."""
+def _tf32_products(device: torch.device) -> Iterator[None]:
+    """TF32 for matrix products on a GPU, as torch has it for convolutions; the engine's margins allow for both."""
     before = torch.get_float32_matmul_precision()
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -197,7 +233,7 @@ def _quick_products(device: torch.device) -> Iterator[None]:
 
 
 def _convert(key: str, value: Any, kind: Any) -> Any:
-    """A setting as the field's type; text from a command line is read, anything that does not fit is refused."""
+    """A setting as the field's type; text is parsed, and a value that does not fit is refused."""
     try:
         if kind is bool:
             if isinstance(value, bool):

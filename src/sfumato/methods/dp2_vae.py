@@ -1,60 +1,72 @@
-"""DP²-VAE: a released decoder, and posteriors that never leave; here they never meet another record either."""
+"""DP²-VAE: a released decoder, and posteriors that are private state of single records or of shards."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods.base import Method, Shape
-from sfumato.methods.parts.record_posteriors import Decoding, Generator, LinearEncoder, decoding, moments, refined
-from sfumato.methods.published import dp2_vae as shared_encoders
-from sfumato.networks.variational import Autoencoding, Decoder, Encoder, channels_of, drawn, reconstruction
-from sfumato.privacy import Block, Budget, Counts, Curator, NoisyGradient, Plan, Step, SubsampledGaussian
+from sfumato.methods.base import Method, check_choices, check_ema_decay
+from sfumato.methods.parts.record_posteriors import (
+    Decode,
+    LatentGenerator,
+    ShardEncoder,
+    decoder_for,
+    fit_posteriors,
+    posterior_moments,
+)
+from sfumato.networks.pixels import Shape
+from sfumato.networks.variational import (
+    ConvolutionalVAE,
+    Decoder,
+    Encoder,
+    bernoulli_nll,
+    channels_of,
+    reparametrise,
+)
+from sfumato.privacy import Block, Counts, Curator, NoisyGradient, Step, SubsampledGaussian
 from sfumato.privacy.gradients import PerClass
 from sfumato.privacy.randomness import Draws
 from sfumato.training.ema import ema_update
-from sfumato.training.schedules import cosine_decay
+from sfumato.training.schedules import cosine_decay, set_learning_rate
 
 _TRAIN = "training"
 _ENCODER = "encoder"
 _GRADIENT = "gradient"
 _PRIOR = "prior"
-_CLAIMED_DELTA = 1e-5
-_CONDITIONS = ("first layer", "input", "decoder")
-_STARTS = ("zero", "random", "encoder")
+_CHOICES = {"posterior_init": ("zero", "random", "encoder"), "conditioning": ("first layer", "input", "decoder")}
 
 
 @dataclass(frozen=True)
 class DP2VAE(Method):
-    """A decoder learned from codes that each record finds for itself (after Jiang et al., 2022).
+    """A decoder trained on posteriors that each record fits for itself (after Jiang et al., 2022).
 
-    Guarantee: ``steps`` noisy sums over Poisson batches; a record whose coin came up first moves its own posterior by
-    ``inner_steps`` steps on its own evidence bound, then gives the decoder's gradient at ``draws`` codes of it,
-    clipped once. The posterior is that record's memory: written from its own row and released weights, read for its
-    own gradient. Adding or removing one unit.
-    Differs from the paper: no encoder is shared by records, because one that is carries each of them into the
-    gradients of all others; the average of the weights over the last steps is released.
+    Guarantee: ``steps`` noisy gradients over Poisson batches, under adding or removing one unit. A record in the batch
+    first takes ``inner_steps`` steps on its own ELBO to fit its own posterior; the gradient of the decoder at
+    ``draws`` codes of that posterior is clipped once. The posterior is private state of its record: written from that
+    record and released weights, read for that record's gradient. The ``shard`` variant keeps an encoder for each shard
+    and clips the gradient of a whole shard; it is accounted for under replacing one unit.
 
-    >>> plan = DP2VAE(sampling_rate=0.1, steps=300).plan(Budget(epsilon=10, delta=1e-5))
-    >>> 1.11 < plan.event("training").noise_multiplier < 1.14
-    True
+    Differs from the paper: no encoder is shared between records or shards, because a shared encoder carries each
+    record into the gradients of all others; the released weights are an exponential moving average; the prior over
+    codes is fitted by one more noisy sum. The paper's algorithm is ``dp2-vae-published``.
+
+    >>> from sfumato.privacy import Budget
+    >>> [event.name for event in DP2VAE(steps=10).plan(Budget(epsilon=10, delta=1e-5)).events]
+    ['training', 'prior']
     """
 
     name: ClassVar[str] = "dp2-vae"
     paper: ClassVar[str] = "Jiang, Zhang, Karami, Chen, Shao, Yu: DP²-VAE (2022)"
     variants: ClassVar[Mapping[str, str]] = {
         "record": "each record has a posterior of its own",
-        "shard": "certified too: records share an encoder within a shard, which speaks with one clipped voice",
-        "published": "encoders trained on subsets without noise, as printed: raw access, no guarantee",
+        "shard": "certified too: the records of a shard share an encoder, and a shard has one clipped gradient",
     }
-    raw_variants: ClassVar[frozenset[str]] = frozenset({"published"})
 
-    # Certified: the decoder's training, the posteriors', and what is drawn from
     sampling_rate: float = 0.1
     steps: int = 300
     latent_dim: int = 8
@@ -75,31 +87,19 @@ class DP2VAE(Method):
     prior_noise: float = 3.0
     prior_clip_norm: float = 2.0
     temperature: float = 1.0
-    # As published
-    encoders: int = 1000
-    published_width: int = 512
-    pretraining_steps: int = 100
-    train_encoders: bool = True
-    iterations: int = 10_000
-    batch_size: int = 60
-    published_clip_norm: float = 0.1
-    published_learning_rate: float = 1e-3
-    claimed_epsilon: float = 10.0
 
     def __post_init__(self) -> None:
+        """Check the parameters."""
         super().__post_init__()
-        for field, allowed in (("posterior_init", _STARTS), ("conditioning", _CONDITIONS)):
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}")
-        if not 0 <= self.ema_decay < 1:
-            raise ValueError(f"ema_decay must lie in [0, 1), not {self.ema_decay:g}; 0 releases the last weights")
+        check_choices(self, _CHOICES)
+        check_ema_decay(self.ema_decay)
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        shard = variant == "shard"
+        """The smallest configuration, for tests and audits."""
         return cls(
             variant=variant,
-            sampling_rate=0.8 if shard else 0.6,
+            sampling_rate=0.8 if variant == "shard" else 0.6,
             steps=2,
             latent_dim=3,
             width=2,
@@ -110,191 +110,160 @@ class DP2VAE(Method):
             ema_decay=0.5,
             prior_clip_norm=1.0,
             shards=2,
-            encoders=2,
-            published_width=4,
-            pretraining_steps=5,
-            iterations=2,
-            batch_size=60,
-            published_clip_norm=0.01,
-            claimed_epsilon=1.0,
         )
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
-        if self.variant == "published":
-            return ()
-        encoder = SubsampledGaussian(
-            _ENCODER, (Block(_GRADIENT),), sampling_rate=self.sampling_rate, steps=self.encoder_steps
-        )
-        train = SubsampledGaussian(_TRAIN, (Block(_GRADIENT),), sampling_rate=self.sampling_rate, steps=self.steps)
+        """The decoder's gradients, with those of an initial encoder and the moments of the prior where wanted."""
+        gradient, rate = (Block(_GRADIENT),), self.sampling_rate
+        train = SubsampledGaussian(_TRAIN, gradient, sampling_rate=rate, steps=self.steps)
         if self.variant == "shard":
             return (replace(train, shards=self.shards),)
-        events = [encoder, train] if self.posterior_init == "encoder" else [train]
+        events = [train]
+        if self.posterior_init == "encoder":
+            events.insert(0, SubsampledGaussian(_ENCODER, gradient, sampling_rate=rate, steps=self.encoder_steps))
         if self.prior_noise > 0:
             events.append(SubsampledGaussian(_PRIOR, (Block(_PRIOR, self.prior_noise),)))
         return tuple(events)
 
-    def build(self, shape: Shape, classes: int) -> Generator:
-        if self.variant == "published":
-            channels = channels_of(shape, self.published_width, narrowing=True)
-            return Generator(
-                Decoder(shape, code=self.latent_dim, channels=channels, labels=classes), classes, self.latent_dim
-            )
+    def build(self, shape: Shape, classes: int) -> LatentGenerator:
+        """The decoder, or one for each class, with the prior over codes."""
         decoder: Decoder | PerClass = self._decoder(shape, classes)
         if self.conditioning == "decoder":
             decoder = PerClass([self._decoder(shape, 0) for _ in range(classes)])
-        return Generator(decoder, classes, self.latent_dim)
+        return LatentGenerator(decoder, classes, self.latent_dim)
 
     def _decoder(self, shape: Shape, labels: int) -> Decoder:
-        channels, own_first = channels_of(shape, self.width), self.conditioning == "first layer" and labels > 0
-        return Decoder(shape, code=self.latent_dim, channels=channels, labels=labels, own_first=own_first)
-
-    def _encoder(self, shape: Shape, labels: int) -> Encoder:
-        return Encoder(shape, code=self.latent_dim, channels=channels_of(shape, self.width), labels=labels)
+        per_label = self.conditioning == "first layer" and labels > 0
+        channels = channels_of(shape, self.width)
+        return Decoder(
+            shape, latent_dim=self.latent_dim, channels=channels, labels=labels, first_layer_per_label=per_label
+        )
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
+        """Train the decoder, then fit the prior over codes."""
         model, average = (self.build(curator.shape, len(curator.classes)).to(curator.device) for _ in range(2))
         average.load_state_dict(model.state_dict())
         average.requires_grad_(False)
-        if self.variant == "published":
-            return self._as_published(curator, model), None
         if self.variant == "shard":
-            self._train(curator, model, average, self._shards(curator, model))
+            self._train(curator, model, average, self._shard_gradient(curator, model))
             return average, None
-        encoder = self._start(curator)
-        # Mean and log-deviation, and whether the record was ever here.
+        encoder = self._initial_encoder(curator)
+        # Mean, log standard deviation, and whether the record has been in a batch before.
         state = curator.private_state("posteriors", (2 * self.latent_dim + 1,))
 
-        def ask(step: Step) -> NoisyGradient:
+        def gradient(step: Step) -> NoisyGradient:
             step.update(state, self._refining(model.decoder, encoder))
-            options: dict[str, Any] = {"clip_norm": self.clip_norm, "draws": self.draws, "state": state}
-            return step.noisy_gradient(_GRADIENT, model.decoder, self.loss, **options)
+            return step.noisy_gradient(
+                _GRADIENT, model.decoder, self.loss, clip_norm=self.clip_norm, draws=self.draws, state=state
+            )
 
-        self._train(curator, model, average, ask)
+        self._train(curator, model, average, gradient)
         for step in curator.steps(_PRIOR) if self.prior_noise > 0 else ():
             step.update(state, self._refining(average.decoder, encoder))
-            features = functools.partial(moments, code=self.latent_dim)
-            average.learn_prior(
-                step.noisy_sum(_PRIOR, features, clip_norm=self.prior_clip_norm, by_class=True, state=state)
+            moments = functools.partial(posterior_moments, latent_dim=self.latent_dim)
+            average.fit_prior(
+                step.noisy_sum(_PRIOR, moments, clip_norm=self.prior_clip_norm, by_class=True, state=state)
             )
         return average, None
 
-    def _as_published(self, curator: Curator, model: Generator) -> Generator:
-        """Both stages of the paper, with the noise that gives the ε it claims by the proof it gives."""
-        labels, channels = len(curator.classes), channels_of(curator.shape, self.published_width, narrowing=True)
-
-        def both() -> Autoencoding:
-            encoder = Encoder(curator.shape, code=self.latent_dim, channels=channels, labels=labels)
-            return Autoencoding(encoder, Decoder(curator.shape, code=self.latent_dim, channels=channels, labels=labels))
-
-        # A subset in K is asked each time, and the sum is said to move by twice the clip.
-        asked = SubsampledGaussian(
-            "claimed", (Block(_GRADIENT),), sampling_rate=1 / self.encoders, steps=self.iterations
-        )
-        claimed = Plan.calibrated((asked,), Budget(self.claimed_epsilon, _CLAIMED_DELTA)).events[0].noise_multiplier
-        recipe = shared_encoders.Recipe(
-            encoders=self.encoders,
-            pretraining=self.pretraining_steps,
-            train_encoders=self.train_encoders,
-            iterations=self.iterations,
-            batch=self.batch_size,
-            clip=self.published_clip_norm,
-            learning_rate=self.published_learning_rate,
-            noise_multiplier=claimed,
-        )
-        model.decoder.load_state_dict(shared_encoders.train(curator, both, recipe).decoder.state_dict())
-        return model
-
-    def claim(self) -> dict[str, Any] | None:
-        if self.variant != "published":
-            return None
-        return {"epsilon": self.claimed_epsilon, "delta": _CLAIMED_DELTA, "by": self.paper}
-
     def _train(
-        self, curator: Curator, model: Generator, average: Generator, ask: Callable[[Step], NoisyGradient]
+        self,
+        curator: Curator,
+        model: LatentGenerator,
+        average: LatentGenerator,
+        gradient: Callable[[Step], NoisyGradient],
     ) -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate, fused=True)
         for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer, "average": average}):
-            optimizer.param_groups[0]["lr"] = self.learning_rate * cosine_decay(
-                step.index / self.steps, final=self.final_learning_rate_factor
-            )
-            # Adam does not see the scale; the clip is public and makes it one.
-            (ask(step) / self.clip_norm).apply(optimizer)
+            factor = cosine_decay(step.index / self.steps, final=self.final_learning_rate_factor)
+            set_learning_rate(optimizer, self.learning_rate * factor)
+            # Adam is invariant to the scale of the gradient; the public clip norm brings it to order 1.
+            (gradient(step) / self.clip_norm).apply(optimizer)
             ema_update(average, model, index=step.index, decay=self.ema_decay)
 
-    def _shards(self, curator: Curator, model: Generator) -> Callable[[Step], NoisyGradient]:
-        """Every shard whose coin came up trains its own encoder a little; then its rows give one gradient together."""
-        encoder = LinearEncoder(curator.shape, code=self.latent_dim, classes=len(curator.classes))
-        memory = curator.private_state("encoders", encoder.shape, shards=self.shards)
+    def _shard_gradient(self, curator: Curator, model: LatentGenerator) -> Callable[[Step], NoisyGradient]:
+        """Every sampled shard trains its own encoder for some steps; then its rows give one clipped gradient."""
+        encoder = ShardEncoder(curator.shape, latent_dim=self.latent_dim, classes=len(curator.classes))
+        state = curator.private_state("encoders", encoder.shape, shards=self.shards)
 
-        def learn(images: Tensor, labels: Tensor, shares: Tensor, random: Draws, weights: Tensor) -> Tensor:
-            rows, flat = _pixels(images.flatten(0, 1)), labels.flatten()
+        def train_encoders(images: Tensor, labels: Tensor, shares: Tensor, random: Draws, weights: Tensor) -> Tensor:
+            rows, flat = torch.nan_to_num(images.flatten(0, 1), nan=0.0, posinf=1.0, neginf=0.0), labels.flatten()
             noises = random.normal("inner", self.inner_steps, self.latent_dim)
-            options: dict[str, Any] = {"rate": self.inner_learning_rate, "weight": self.kl_weight}
-            return encoder.learned(weights, decoding(model.decoder, flat), rows, flat, shares, noises, **options)
+            return encoder.trained(
+                weights,
+                decoder_for(model.decoder, flat),
+                rows,
+                flat,
+                shares,
+                noises,
+                learning_rate=self.inner_learning_rate,
+                kl_weight=self.kl_weight,
+            )
 
         def loss(decoder: Decoder, images: Tensor, labels: Tensor, random: Draws, weights: Tensor) -> Tensor:
-            images = _pixels(images)
+            images = torch.nan_to_num(images, nan=0.0, posinf=1.0, neginf=0.0)
             posterior = encoder.posterior(encoder.features(images, labels)[:, None], weights)
-            code = drawn(posterior, random.normal("latent", self.latent_dim))
-            return reconstruction(decoder(code, labels), images)
+            code = reparametrise(posterior, random.normal("latent", self.latent_dim))
+            return bernoulli_nll(decoder(code, labels), images)
 
-        def ask(step: Step) -> NoisyGradient:
-            step.update(memory, learn)
-            options: dict[str, Any] = {"clip_norm": self.clip_norm, "draws": self.draws, "state": memory}
-            return step.noisy_gradient(_GRADIENT, model.decoder, loss, **options)
+        def gradient(step: Step) -> NoisyGradient:
+            step.update(state, train_encoders)
+            return step.noisy_gradient(
+                _GRADIENT, model.decoder, loss, clip_norm=self.clip_norm, draws=self.draws, state=state
+            )
 
-        return ask
+        return gradient
 
-    def _refining(self, decoder: nn.Module, encoder: Encoder | None) -> Callable[..., Tensor]:
-        def refine(images: Tensor, labels: Tensor, random: Draws, memory: Tensor) -> Tensor:
-            return self.refine(decoding(decoder, labels), encoder, images, labels, random, memory)
-
-        return refine
-
-    def _start(self, curator: Curator) -> Encoder | None:
-        """Where a posterior begins: nowhere in particular, or where a random or a DP-trained encoder puts it."""
+    def _initial_encoder(self, curator: Curator) -> Encoder | None:
+        """The encoder from which posteriors start: none, a random one, or one trained by DP-SGD."""
         if self.posterior_init == "zero":
             return None
-        labels = len(curator.classes)
-        encoder = self._encoder(curator.shape, labels).to(curator.device)
+        shape, labels = curator.shape, len(curator.classes)
+        channels = channels_of(shape, self.width)
+        encoder = Encoder(shape, latent_dim=self.latent_dim, channels=channels, labels=labels).to(curator.device)
         if self.posterior_init == "random":
             return encoder.requires_grad_(False)
-        both = Autoencoding(encoder, self._decoder(curator.shape, labels)).to(curator.device)
-        optimizer = torch.optim.Adam(both.parameters(), lr=self.learning_rate)
-        clip = {"encoder": self.encoder_clip_norm, "decoder": self.encoder_clip_norm}
+        vae = ConvolutionalVAE(encoder, self._decoder(shape, labels)).to(curator.device)
+        optimizer = torch.optim.Adam(vae.parameters(), lr=self.learning_rate)
+        clip_norm = {"encoder": self.encoder_clip_norm, "decoder": self.encoder_clip_norm}
 
-        def bound(model: Autoencoding, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
-            return model(images, labels, random.normal("latent", self.latent_dim))
+        def loss(model: ConvolutionalVAE, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+            negative_elbo: Tensor = model(images, labels, random.normal("latent", self.latent_dim))
+            return negative_elbo
 
-        for step in curator.steps(_ENCODER, keep={"both": both, "optimizer": optimizer}):
-            gradient = step.noisy_gradient(_GRADIENT, both, bound, clip_norm=clip, draws=self.draws)
+        for step in curator.steps(_ENCODER, keep={"both": vae, "optimizer": optimizer}):
+            gradient = step.noisy_gradient(_GRADIENT, vae, loss, clip_norm=clip_norm, draws=self.draws)
             (gradient / self.encoder_clip_norm).apply(optimizer)
         return encoder.requires_grad_(False)
 
+    def _refining(self, decoder: nn.Module, encoder: Encoder | None) -> Callable[..., Tensor]:
+        def refine(images: Tensor, labels: Tensor, random: Draws, state: Tensor) -> Tensor:
+            return self.refine(decoder_for(decoder, labels), encoder, images, labels, random, state)
+
+        return refine
+
     def refine(
-        self, decode: Decoding, encoder: Encoder | None, images: Tensor, labels: Tensor, random: Draws, memory: Tensor
+        self, decode: Decode, encoder: Encoder | None, images: Tensor, labels: Tensor, random: Draws, state: Tensor
     ) -> Tensor:
-        """Each row's posterior, some steps nearer to its own evidence bound's best."""
-        posterior, seen = memory[:, :-1].unflatten(1, (2, self.latent_dim)), memory[:, -1:]
+        """The private state of each row after ``inner_steps`` steps on its own ELBO."""
+        posterior, seen = state[:, :-1].unflatten(1, (2, self.latent_dim)), state[:, -1:]
         if encoder is not None:
             with torch.no_grad():
                 posterior = torch.where(seen[:, :, None] > 0, posterior, encoder(images, labels))
         noises = random.normal("inner", self.inner_steps, self.latent_dim)
-        posterior = refined(posterior, decode, images, noises, rate=self.inner_learning_rate, weight=self.kl_weight)
+        posterior = fit_posteriors(
+            posterior, decode, images, noises, learning_rate=self.inner_learning_rate, kl_weight=self.kl_weight
+        )
         return torch.cat([posterior.flatten(1), torch.ones_like(seen)], dim=1)
 
-    def loss(self, model: Decoder, images: Tensor, labels: Tensor, random: Draws, memory: Tensor) -> Tensor:
-        """What the decoder has to do with a record's evidence bound: its reconstruction, one number per row."""
-        posterior = memory[:, :-1].unflatten(1, (2, self.latent_dim))
-        code = drawn(posterior, random.normal("latent", self.latent_dim))
-        return reconstruction(model(code, labels), images)
+    def loss(self, model: Decoder, images: Tensor, labels: Tensor, random: Draws, state: Tensor) -> Tensor:
+        """The part of a record's ELBO that depends on the decoder: its reconstruction loss, ``[B]``."""
+        posterior = state[:, :-1].unflatten(1, (2, self.latent_dim))
+        code = reparametrise(posterior, random.normal("latent", self.latent_dim))
+        return bernoulli_nll(model(code, labels), images)
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        if not isinstance(model, Generator):
-            raise TypeError(f"a generator is needed, not {type(model).__name__}")
-        return torch.sigmoid(decoding(model.decoder, labels)(model.draw(labels, temperature=self.temperature)))
-
-
-def _pixels(images: Tensor) -> Tensor:
-    """What is no number is made one: it would silence a whole shard."""
-    return torch.nan_to_num(images, nan=0.0, posinf=1.0, neginf=0.0)
+        """Images of codes from the prior."""
+        if not isinstance(model, LatentGenerator):
+            raise TypeError(f"a decoder with a prior is needed, not {type(model).__name__}")
+        return torch.sigmoid(decoder_for(model.decoder, labels)(model.draw(labels, temperature=self.temperature)))

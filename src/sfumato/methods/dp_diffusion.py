@@ -16,7 +16,7 @@ from sfumato.methods.parts.sub_curator import prefixed, sub_curator
 from sfumato.methods.parts.teacher import guided, teacher_query, train_teacher
 from sfumato.methods.parts.warm_start import PublicTraining, latent_method, public_images
 from sfumato.networks.edm import Denoiser, log_normal_sigma, stochastic_heun
-from sfumato.networks.samplers import noise_levels
+from sfumato.networks.samplers import karras_sigmas
 from sfumato.networks.scattering import ScatteringClassifier
 from sfumato.networks.unet import UNet, use_channels_last
 from sfumato.privacy import AnyBudget, Block, Budget, Counts, Curator, Draws, Plan, SubsampledGaussian
@@ -256,7 +256,7 @@ class DPDiffusion(Method):
             # Adam does not see the scale; the clip norm is public and makes it about one.
             weights.apply_gradient(gradient / self.clip_norm, optimizer)
             ema_update(ema, weights, index=step.index, decay=self.ema_decay)
-        weights.become(ema)
+        weights.copy_from(ema)
 
     def loss(self, model: Denoiser, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
         """The denoising loss of one draw, ``[rows]``; the draws of a record are strata of the law of noise levels."""
@@ -306,7 +306,7 @@ class DPDiffusion(Method):
             # An estimate outside the range of pixels is known to be wrong.
             return clean.clamp(-1.0, 1.0)
 
-        sigmas = noise_levels(self.sampling_steps, largest=self.sigma_max, smallest=self.sigma_min, bend=self.rho)
+        sigmas = karras_sigmas(self.sampling_steps, sigma_max=self.sigma_max, sigma_min=self.sigma_min, rho=self.rho)
         noise = self.sigma_max * torch.randn(len(labels), *denoiser.net.shape, device=labels.device)
         images = stochastic_heun(denoise, noise, sigmas, churn=self.churn)
         return ((images + 1.0) / 2.0).clamp(0.0, 1.0)

@@ -1,4 +1,4 @@
-"""DP-LFlow: an autoencoder and a normalizing flow on its code, trained together by DP-SGD."""
+"""DP-LFlow: an autoencoder and a normalizing flow on its latent codes, trained together by DP-SGD."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sfumato.methods.base import Method, Shape
+from sfumato.methods.base import Method, check_ema_decay
 from sfumato.methods.parts.label_filter import (
     FilteredGenerator,
     label_filter_query,
@@ -21,6 +21,8 @@ from sfumato.methods.parts.label_filter import (
 )
 from sfumato.networks.autoencoders import Autoencoder
 from sfumato.networks.flows import RealNVP
+from sfumato.networks.pixels import Shape
+from sfumato.networks.sharpening import sharpen
 from sfumato.networks.wavelets import LabelFilter
 from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
 from sfumato.privacy.gradients import PerClass
@@ -31,18 +33,22 @@ from sfumato.training.schedules import cosine_decay
 
 _COUNTS = "label counts"
 _TRAIN = "training"
-_GROUPS = 2  # autoencoder and flow
-# The paper's appendix E.2, for a rate of .1 and 300 steps: claimed ε → noise multiplier.
-_CLAIMS = {10.0: 1.25, 1.0: 4.5}
+_CLIP_GROUPS = 2  # autoencoder and flow
+# The paper's appendix E.2, for a sampling rate of 0.1 and 300 steps: claimed ε to noise multiplier.
+_CLAIMED_NOISE = {10.0: 1.25, 1.0: 4.5}
+_CLAIMED_FOR = (0.1, 300)
 
 
 class LatentFlow(nn.Module):
-    """Image ↔ code by the autoencoder, code ↔ normal distribution by the flow."""
+    """An autoencoder between images and latent codes, and a flow between codes and a standard normal distribution."""
 
-    def __init__(self, shape: Shape, *, code: int, width: int, couplings: int, hidden: int, labels: int = 0) -> None:
+    def __init__(
+        self, shape: Shape, *, latent_dim: int, width: int, couplings: int, hidden: int, labels: int = 0
+    ) -> None:
+        """Build both networks; with ``labels`` classes the flow is conditional."""
         super().__init__()
-        self.autoencoder = Autoencoder(shape, code=code, width=width)
-        self.flow = RealNVP(code, couplings=couplings, hidden=hidden, labels=labels)
+        self.autoencoder = Autoencoder(shape, latent_dim=latent_dim, width=width)
+        self.flow = RealNVP(latent_dim, couplings=couplings, hidden=hidden, labels=labels)
 
     def draw(self, labels: Tensor, *, temperature: float) -> Tensor:
         """An image for each label, with torch's global generator."""
@@ -51,7 +57,7 @@ class LatentFlow(nn.Module):
         return torch.sigmoid(self.autoencoder.decode(self.flow.inverse(temperature * normal, labels)))
 
     def log_density(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Of the images' codes; one number per row."""
+        """Log-density of the images' latent codes, ``[B]``."""
         return self.flow.log_density(self.autoencoder.encode(images), labels)
 
 
@@ -59,16 +65,20 @@ class LatentFlow(nn.Module):
 class DPLFlow(Method):
     """A latent flow for each class (Jiang and Sun, TMLR 2023).
 
-    Guarantee: noisy class counts, ``filter_steps`` noisy sums for a judge, then ``steps`` noisy sums over Poisson
-    batches; a unit's gradient is clipped in two groups, autoencoder and flow, which share one event. Adding or
-    removing one unit. The models of all classes are one model, and a unit moves the slice of its own class.
-    Differs from the paper: both clips are paid for, batches come from coins, class sizes are noisy; the average of
-    the weights over the last steps is released; the judge, ``latent_noise``, ``temperature`` and the learning rates'
-    decay are ours. The ``published`` variant takes the noise from the claim and gets the ε that it really has.
+    Guarantee: noisy class counts, ``filter_steps`` noisy gradients for the label filter, then ``steps`` noisy gradients
+    for the models, over Poisson batches, under adding or removing one unit. The gradient of a unit is clipped in two
+    groups, autoencoder and flow, which share one event. The models of all classes are one stacked model, and a unit
+    contributes to the slice of its own class.
 
-    >>> plan = DPLFlow(sampling_rate=0.1, steps=300).plan(Budget(epsilon=10, delta=1e-5))
-    >>> 1.11 < plan.event("training").noise_multiplier < 1.14
-    True
+    Differs from the paper: both clip norms are accounted for, batches are Poisson-sampled and class counts are noisy;
+    the released weights are an exponential moving average; the label filter, ``latent_noise``, ``temperature`` and
+    the decay of the learning rates are additions. The ``published`` variant draws the authors' noise and states the ε
+    that it really has.
+
+    >>> from sfumato.privacy import Budget
+    >>> plan = DPLFlow(sampling_rate=0.1, steps=10, filter_steps=0).plan(Budget(epsilon=10, delta=1e-5))
+    >>> [event.name for event in plan.events]
+    ['label counts', 'training']
     """
 
     name: ClassVar[str] = "dp-lflow"
@@ -104,133 +114,111 @@ class DPLFlow(Method):
     sharpness: float = 0.0
 
     def __post_init__(self) -> None:
+        """Check the parameters."""
         super().__post_init__()
-        if self.claimed_epsilon not in _CLAIMS:
-            raise ValueError(
-                f"the paper gives its noise for a claimed ε of {' and '.join(f'{c:g}' for c in sorted(_CLAIMS))}, "
-                f"not {self.claimed_epsilon:g}"
-            )
-        if not 0 <= self.ema_decay < 1:
-            raise ValueError(f"ema_decay must lie in [0, 1), not {self.ema_decay:g}; 0 releases the last weights")
+        if self.claimed_epsilon not in _CLAIMED_NOISE:
+            known = " and ".join(f"{claim:g}" for claim in sorted(_CLAIMED_NOISE))
+            raise ValueError(f"the paper gives its noise for a claimed ε of {known}, not {self.claimed_epsilon:g}")
+        check_ema_decay(self.ema_decay)
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        # Where the noise is fixed, the coins and steps say what a run costs: ε 2.3.
-        rate, steps = (0.9, 3) if variant == "published" else (0.6, 2)
-        return cls(
-            variant=variant,
-            sampling_rate=rate,
-            steps=steps,
-            latent_dim=4,
-            width=2,
-            couplings=1,
-            hidden=4,
-            ema_decay=0.5,
-            count_noise=5.0,
-            filter_steps=2,
-            claimed_epsilon=1.0,
-        )
+        """The smallest configuration, for tests and audits."""
+        # Where the noise is fixed, sampling rate and steps determine the cost: ε 2.3.
+        sampling_rate, steps = (0.9, 3) if variant == "published" else (0.6, 2)
+        sizes = {"latent_dim": 4, "width": 2, "couplings": 1, "hidden": 4}
+        options: dict[str, Any] = {"ema_decay": 0.5, "count_noise": 5.0, "filter_steps": 2, "claimed_epsilon": 1.0}
+        return cls(variant=variant, sampling_rate=sampling_rate, steps=steps, **sizes, **options)
 
     @classmethod
     def as_in_the_paper(cls, variant: str = "published", *, claimed_epsilon: float = 10.0) -> Self:
-        """The authors' settings for 28×28 grey images, as far as paper and script give them."""
+        """The authors' settings for 28×28 grey images, as far as the paper and the script give them."""
+        sizes = {"latent_dim": 20, "width": 32, "couplings": 9, "hidden": 200}
+        sampling_rate, steps = _CLAIMED_FOR
         return cls(
             variant=variant,
-            sampling_rate=0.1,
-            steps=300,
-            latent_dim=20,
-            width=32,
-            couplings=9,
-            hidden=200,
-            reconstruction_weight=1e5,
-            latent_noise=0.0,
-            draws=1,
-            autoencoder_clip_norm=0.1,
-            flow_clip_norm=0.1,
-            autoencoder_learning_rate=0.01,
-            flow_learning_rate=0.005,
+            sampling_rate=sampling_rate,
+            steps=steps,
             final_learning_rate_factor=1.0,
             ema_decay=0.0,
             claimed_epsilon=claimed_epsilon,
             temperature=1.0,
+            **sizes,
         )
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
+        """Class counts, the label filter's gradients and the models' gradients."""
         gradient = Block("gradient")
         if self.variant == "published":
-            # Noise of σ·C on each of two groups of clip C: the joint sum moves by √2·C, so σ/√2 is what was paid.
-            gradient = Block("gradient", _CLAIMS[self.claimed_epsilon] / math.sqrt(_GROUPS), fixed=True)
+            # Noise of σ·C on each of two groups of clip norm C: the joint sensitivity is √2·C, so σ/√2 is paid.
+            noise = _CLAIMED_NOISE[self.claimed_epsilon] / math.sqrt(_CLIP_GROUPS)
+            gradient = Block("gradient", noise, fixed=True)
         counts = SubsampledGaussian(_COUNTS, (Block(_COUNTS, self.count_noise, fixed=True),))
         train = SubsampledGaussian(_TRAIN, (gradient,), sampling_rate=self.sampling_rate, steps=self.steps)
         if not self._filtered:
             return counts, train
-        return (
-            counts,
-            label_filter_query(
-                sampling_rate=self.sampling_rate, steps=self.filter_steps, noise_multiplier=self.filter_noise
-            ),
-            train,
+        label_filter = label_filter_query(
+            sampling_rate=self.sampling_rate, steps=self.filter_steps, noise_multiplier=self.filter_noise
         )
+        return counts, label_filter, train
 
     @property
     def _filtered(self) -> bool:
         return self.filter_steps > 0 and self.variant != "published"
 
     def claim(self) -> dict[str, Any] | None:
-        if self.variant != "published" or (self.sampling_rate, self.steps) != (0.1, 300):
+        """The paper's ε, for its own sampling rate and number of steps."""
+        if self.variant != "published" or (self.sampling_rate, self.steps) != _CLAIMED_FOR:
             return None
         return {"epsilon": self.claimed_epsilon, "delta": 1e-5, "by": self.paper}
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
+        """The models of all classes, with the label filter where there is one."""
         models = self._models(shape, classes)
         return FilteredGenerator(models, LabelFilter(shape, classes)) if self._filtered else models
 
     def _models(self, shape: Shape, classes: int) -> PerClass | LatentFlow:
         def latent_flow(labels: int) -> LatentFlow:
-            return LatentFlow(
-                shape,
-                code=self.latent_dim,
-                width=self.width,
-                couplings=self.couplings,
-                hidden=self.hidden,
-                labels=labels,
-            )
+            sizes = {"latent_dim": self.latent_dim, "width": self.width}
+            return LatentFlow(shape, couplings=self.couplings, hidden=self.hidden, labels=labels, **sizes)
 
         if self.variant == "conditional":
             return latent_flow(classes)
         return PerClass([latent_flow(0) for _ in range(classes)])
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts]:
-        classes = len(curator.classes)
+        """Class counts, then the label filter, then the models."""
         counts = curator.noisy_histogram(_COUNTS)
-        released = self.build(curator.shape, classes).to(curator.device).requires_grad_(False)
+        released = self.build(curator.shape, len(curator.classes)).to(curator.device).requires_grad_(False)
         if isinstance(released, FilteredGenerator):
-            released.judge.requires_grad_(True)
+            released.label_filter.requires_grad_(True)
             batch = self.sampling_rate * counts.total
-            train_label_filter(curator, released.judge, batch=batch, learning_rate=self.filter_learning_rate)
-        model = self._models(curator.shape, classes).to(curator.device)
-        clip = {"autoencoder": self.autoencoder_clip_norm, "flow": self.flow_clip_norm}
-        weights = FlatParameters(model, clip)
+            train_label_filter(curator, released.label_filter, batch=batch, learning_rate=self.filter_learning_rate)
+        trained = self._train(curator)
+        _generator(released).load_state_dict(trained.state_dict())
+        return released, counts
+
+    def _train(self, curator: Curator) -> PerClass | LatentFlow:
+        model = self._models(curator.shape, len(curator.classes)).to(curator.device)
+        clip_norm = {"autoencoder": self.autoencoder_clip_norm, "flow": self.flow_clip_norm}
+        weights = FlatParameters(model, clip_norm)
         average = deepcopy(weights)
         rates = {"autoencoder": self.autoencoder_learning_rate, "flow": self.flow_learning_rate}
         groups = [{"params": [weights.groups[group]], "lr": rate} for group, rate in rates.items()]
         optimizer = torch.optim.Adam(groups, fused=True)
         for step in curator.steps(_TRAIN, keep={"model": weights, "optimizer": optimizer, "average": average}):
-            share = cosine_decay(step.index / self.steps, final=self.final_learning_rate_factor)
+            factor = cosine_decay(step.index / self.steps, final=self.final_learning_rate_factor)
             for group, rate in zip(optimizer.param_groups, rates.values(), strict=True):
-                group["lr"] = share * rate
-            gradient = step.noisy_gradient("gradient", model, self.loss, clip_norm=clip, draws=self.draws)
-            # Adam does not care how large a gradient is: the sum does as well as the mean over a class.
+                group["lr"] = factor * rate
+            gradient = step.noisy_gradient("gradient", model, self.loss, clip_norm=clip_norm, draws=self.draws)
+            # Adam is invariant to the scale of the gradient, so the sum is as good as the mean over a class.
             weights.apply_gradient(gradient, optimizer)
             ema_update(average, weights, index=step.index, decay=self.ema_decay)
-        weights.become(average)
-        (released.generator if isinstance(released, FilteredGenerator) else released).load_state_dict(
-            model.state_dict()
-        )
-        return released, counts
+        weights.copy_from(average)
+        return model
 
     def loss(self, model: LatentFlow, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
-        """Equation 5 with the script's cross-entropy, one number per row."""
+        """Equation 5 with the script's cross-entropy, ``[B]``."""
         code = model.autoencoder.encode(images)
         if self.latent_noise:
             code = code + self.latent_noise * random.normal("latent", self.latent_dim)
@@ -238,13 +226,15 @@ class DPLFlow(Method):
         return self.reconstruction_weight * pixels.flatten(1).mean(1) - model.flow.log_density(code, labels)
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
+        """Images by the inverse flow and the decoder, filtered by label where there is a label filter."""
+
         def draw(labels: Tensor) -> Tensor:
-            images = self._draw(model.generator if isinstance(model, FilteredGenerator) else model, labels)
-            return sharpened(images, self.sharpness) if self.sharpness else images
+            images = self._draw(_generator(model), labels)
+            return sharpen(images, self.sharpness) if self.sharpness else images
 
         if not isinstance(model, FilteredGenerator):
             return draw(labels)
-        return rejection_sample(draw, model.judge, labels, max_rejections=self.max_rejections)
+        return rejection_sample(draw, model.label_filter, labels, max_rejections=self.max_rejections)
 
     def _draw(self, model: nn.Module, labels: Tensor) -> Tensor:
         if not isinstance(model, PerClass):
@@ -253,12 +243,11 @@ class DPLFlow(Method):
             _latent_flow(model[int(label)]).draw(labels[labels == label], temperature=self.temperature)
             for label in labels.unique()
         ]
-        return torch.cat(parts)[labels.argsort(stable=True).argsort()]  # in the order of the labels again
+        return torch.cat(parts)[labels.argsort(stable=True).argsort()]  # back into the order of the labels
 
     def density(self, model: nn.Module, images: Tensor) -> Tensor:
-        """The exact log-density of each image's code under each class, ``[images, classes]``."""
-        if isinstance(model, FilteredGenerator):
-            return self.density(model.generator, images)
+        """Exact log-density of each image's latent code under each class, ``[B, classes]``."""
+        model = _generator(model)
         if isinstance(model, PerClass):
             return torch.stack([_latent_flow(inner).log_density(images) for inner in model.models], dim=1)
         single = _latent_flow(model)
@@ -266,23 +255,12 @@ class DPLFlow(Method):
         return torch.stack([single.log_density(images, label.expand(len(images))) for label in numbers], dim=1)
 
 
+def _generator(model: nn.Module) -> nn.Module:
+    """The model without its label filter."""
+    return model.generator if isinstance(model, FilteredGenerator) else model
+
+
 def _latent_flow(model: nn.Module) -> LatentFlow:
     if not isinstance(model, LatentFlow):
         raise TypeError(f"a latent flow is needed, not {type(model).__name__}")
     return model
-
-
-def sharpened(images: Tensor, factor: float) -> Tensor:
-    """Smooth, then move away from a still smoother image by ``factor``; 1 only smooths. Costs no privacy."""
-    smooth = _smooth(images)
-    smoother = _smooth(smooth)
-    return (smoother + factor * (smooth - smoother)).clamp(0.0, 1.0)
-
-
-def _smooth(images: Tensor) -> Tensor:
-    """Each pixel with its eight neighbours, itself weighing five times as much; at the border it repeats."""
-    kernel = images.new_ones(1, 1, 3, 3)
-    kernel[0, 0, 1, 1] = 5.0
-    channels = images.shape[1]
-    padded = F.pad(images, (1, 1, 1, 1), mode="replicate")
-    return F.conv2d(padded, (kernel / kernel.sum()).expand(channels, 1, 3, 3), groups=channels)

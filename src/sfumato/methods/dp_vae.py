@@ -1,4 +1,4 @@
-"""DP-VAE: a conditional variational autoencoder by plain DP-SGD, the baseline of the papers that improve on it."""
+"""DP-VAE: a conditional variational autoencoder by plain DP-SGD, the usual baseline."""
 
 from __future__ import annotations
 
@@ -8,49 +8,52 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from sfumato.methods.base import Method, Shape
+from sfumato.methods.base import Method, check_ema_decay
 from sfumato.networks.autoencoders import Autoencoder
+from sfumato.networks.pixels import Shape, one_hot
+from sfumato.networks.variational import LOG_STD_MAX, LOG_STD_MIN, bernoulli_nll
 from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
 from sfumato.privacy.randomness import Draws
+from sfumato.training.ema import ema_update
 
 _TRAIN = "training"
 _GRADIENT = "gradient"
-_LEAST, _MOST = -5.0, 2.0  # of a posterior's log-deviation
 
 
 class ConditionalVAE(Autoencoder):
-    """The encoder also says how sure it is of the code; the decoder is told the label."""
+    """An autoencoder whose encoder also gives the standard deviation of the code and whose decoder sees the label."""
 
-    def __init__(self, shape: Shape, *, code: int, width: int, labels: int) -> None:
-        super().__init__(shape, code=code, width=width)
-        self.latent_dim, self.labels = code, labels
+    def __init__(self, shape: Shape, *, latent_dim: int, width: int, labels: int) -> None:
+        """Build the layers."""
+        super().__init__(shape, latent_dim=latent_dim, width=width)
+        self.latent_dim, self.labels = latent_dim, labels
         flat = math.prod(self.seed)
-        self.encode_spread = nn.Linear(flat, code)
-        self.decode_first = nn.Linear(code + labels, flat)
+        self.encode_log_std = nn.Linear(flat, latent_dim)
+        self.decode_first = nn.Linear(latent_dim + labels, flat)
 
-    def negative_bound(self, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-        """Of the evidence, at one draw of ``noise``; one number per row."""
+    def negative_elbo(self, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+        """Negative ELBO at one draw of standard normal ``noise``, ``[B]``."""
         features = self.features(images)
-        mean, spread = self.encode_last(features), self.encode_spread(features).clamp(_LEAST, _MOST)
-        logits = self.decode_for(mean + spread.exp() * noise, labels)
-        pixels = F.binary_cross_entropy_with_logits(logits, images, reduction="none").flatten(1).sum(1)
-        return pixels + 0.5 * (mean.square() + (2.0 * spread).exp() - 1.0 - 2.0 * spread).sum(1)
+        mean, log_std = self.encode_last(features), self.encode_log_std(features).clamp(LOG_STD_MIN, LOG_STD_MAX)
+        logits = self.decode_for(mean + log_std.exp() * noise, labels)
+        kl = 0.5 * (mean.square() + (2.0 * log_std).exp() - 1.0 - 2.0 * log_std).sum(1)
+        return bernoulli_nll(logits, images) + kl
 
     def decode_for(self, code: Tensor, labels: Tensor) -> Tensor:
         """Logits of the pixels."""
-        told = (labels[:, None] == torch.arange(self.labels, device=labels.device)).to(code)
-        return self.decode(torch.cat([code, told], dim=1))
+        return self.decode(torch.cat([code, one_hot(labels, self.labels, code)], dim=1))
 
 
 @dataclass(frozen=True)
 class DPVAE(Method):
-    """Encoder and decoder learn together from clipped gradients of the evidence bound.
+    """Encoder and decoder, trained together by DP-SGD on the ELBO.
 
-    Guarantee: ``steps`` noisy sums over Poisson batches of clipped gradients; adding or removing one unit.
-    Differs from the papers that compare with it: the average of the weights over the last steps is released.
+    Guarantee: ``steps`` noisy sums of clipped gradients over Poisson batches, under adding or removing one unit.
 
+    Differs from the papers that compare with it: the released weights are an exponential moving average.
+
+    >>> from sfumato.privacy import Budget
     >>> [event.name for event in DPVAE(steps=10).plan(Budget(epsilon=1, delta=1e-5)).events]
     ['training']
     """
@@ -68,34 +71,45 @@ class DPVAE(Method):
     ema_decay: float = 0.9
     temperature: float = 1.0
 
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        super().__post_init__()
+        check_ema_decay(self.ema_decay)
+
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        return cls(variant=variant, sampling_rate=0.6, steps=2, latent_dim=3, width=2, clip_norm=0.01, ema_decay=0.5)
+        """The smallest configuration, for tests and audits."""
+        sizes = {"steps": 2, "latent_dim": 3, "width": 2}
+        return cls(variant=variant, sampling_rate=0.6, clip_norm=0.01, ema_decay=0.5, **sizes)
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
-        return (SubsampledGaussian(_TRAIN, (Block(_GRADIENT),), sampling_rate=self.sampling_rate, steps=self.steps),)
+        """The gradients."""
+        gradient = (Block(_GRADIENT),)
+        return (SubsampledGaussian(_TRAIN, gradient, sampling_rate=self.sampling_rate, steps=self.steps),)
 
     def build(self, shape: Shape, classes: int) -> ConditionalVAE:
-        return ConditionalVAE(shape, code=self.latent_dim, width=self.width, labels=classes)
+        """Encoder and decoder."""
+        return ConditionalVAE(shape, latent_dim=self.latent_dim, width=self.width, labels=classes)
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
+        """DP-SGD with Adam."""
         model, average = (self.build(curator.shape, len(curator.classes)).to(curator.device) for _ in range(2))
         average.load_state_dict(model.state_dict())
         average.requires_grad_(False)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer, "average": average}):
             gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip_norm=self.clip_norm, draws=self.draws)
-            # Adam does not see how large a gradient is; the clip is public and makes it one.
+            # Adam is invariant to the scale of the gradient; the public clip norm brings it to order 1.
             (gradient / self.clip_norm).apply(optimizer)
-            decay = min(self.ema_decay, (1 + step.index) / (10 + step.index))
-            with torch.no_grad():
-                torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
+            ema_update(average, model, index=step.index, decay=self.ema_decay)
         return average, None
 
     def loss(self, model: ConditionalVAE, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
-        return model.negative_bound(images, labels, random.normal("latent", self.latent_dim))
+        """Negative ELBO, ``[B]``."""
+        return model.negative_elbo(images, labels, random.normal("latent", self.latent_dim))
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
+        """Images of codes from the standard normal distribution."""
         if not isinstance(model, ConditionalVAE):
             raise TypeError(f"a conditional VAE is needed, not {type(model).__name__}")
         weight = model.decode_first.weight

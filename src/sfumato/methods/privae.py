@@ -1,4 +1,4 @@
-"""PRIVAE: a variational autoencoder whose codes as a whole are drawn to a prior, by a loss that looks at the batch."""
+"""PRIVAE: a variational autoencoder with a divergence between the aggregate posterior and a prior."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sfumato.methods.base import Method, Shape
-from sfumato.methods.parts.divergences import CauchyMMD, Divergence, ForwardKL, slope
+from sfumato.methods.base import Method, check_choices
+from sfumato.methods.parts.divergences import CauchyMMD, Divergence, ForwardKL, gradient_of
 from sfumato.networks.dense import Posterior, VariationalAutoencoder
+from sfumato.networks.pixels import Shape
 from sfumato.networks.priors import Corners, Prior, SparseMixture, StandardNormal, log_normal
 from sfumato.privacy import Block, Counts, Curator, NoisyGradient, Step, SubsampledGaussian
 from sfumato.privacy.gradients import Loss
@@ -24,31 +25,30 @@ _COUNTS = "label counts"
 _TRAIN = "training"
 _DELTA = 1e-5  # of the paper's claims
 _PRIORS: Mapping[str, type[Prior]] = {"normal": StandardNormal, "sparse": SparseMixture, "corners": Corners}
-_DIVERGENCES = ("mmd", "kl")
-_LIKELIHOODS = ("bernoulli", "normal")
-
-
-# σ_ε of plain DP-SGD by the moments accountant, as the paper takes it, at a rate of 256/60000 and 2344 steps.
-_CLAIMS = {10.0: 0.5153, 3.0: 0.7420, 1.0: 1.1569}
+_CHOICES = {"prior": tuple(_PRIORS), "divergence": ("mmd", "kl"), "likelihood": ("bernoulli", "normal")}
+# Noise multipliers of DP-SGD by the moments accountant, which the paper uses, at 256/60000 and 2344 steps.
+_CLAIMED_NOISE = {10.0: 0.5153, 3.0: 0.7420, 1.0: 1.1569}
 _CLAIMED_FOR = (256 / 60000, 2344)
 _KAPPA = 2 * math.sqrt(math.log(_DELTA / 2) / math.log(_DELTA))  # below equation 16
 
 
 @dataclass(frozen=True)
 class PRIVAE(Method):
-    """A conditional VAE with a prior and a divergence between all codes and the prior (Takahashi et al., 2020).
+    """A conditional VAE with a divergence between all latent codes and a prior (Takahashi et al., 2020).
 
-    Guarantee: noisy class counts, then ``steps`` noisy answers over Poisson batches, adding or removing one unit. By
-    variant a step is a noisy mean embedding and a clipped gradient in one event (``linearised``), a gradient of own and
-    group-wise terms under one noise (``grouped``), or one of the paper's two comparisons at the movement that they
-    really have.
-    Differs from the paper: the group term moves by twice its clip; groups are drawn record by record; the label goes
-    into encoder and decoder; fully connected networks and Adam. The ``published`` variant takes the noise from the
-    claim and gets the ε that it really has.
+    Guarantee: noisy class counts, then ``steps`` noisy answers over Poisson batches, under adding or removing one unit.
+    By variant a step is a noisy mean embedding and a clipped gradient in one event (``linearised``), a gradient of
+    per-record and per-group terms under one noise (``grouped``), or one of the two baselines of the paper at the
+    sensitivity that they really have.
 
-    >>> plan = PRIVAE(variant="grouped", sampling_rate=256 / 60000, steps=2344).plan(Budget(epsilon=10, delta=1e-5))
-    >>> 0.487 < plan.event("training").noise_multiplier < 0.497
-    True
+    Differs from the paper: a group term has a sensitivity of twice its clip norm; groups are drawn record by record;
+    encoder and decoder see the label; the networks are fully connected and trained by Adam. The ``published`` variant
+    draws the authors' noise and states the ε that it really has.
+
+    >>> from sfumato.privacy import Budget
+    >>> plan = PRIVAE(variant="linearised", steps=10).plan(Budget(epsilon=10, delta=1e-5))
+    >>> [block.name for block in plan.event("training").blocks]
+    ['embedding', 'gradient']
     """
 
     name: ClassVar[str] = "privae"
@@ -56,10 +56,10 @@ class PRIVAE(Method):
         "Takahashi et al.: Differentially Private Variational Autoencoders with Term-wise Gradient Aggregation (2020)"
     )
     variants: ClassVar[Mapping[str, str]] = {
-        "linearised": "the batch's mean embedding first, noisily; then the divergence is a loss of one record",
-        "grouped": "the divergence of random groups under one noise with the records' own losses",
-        "micro-aggregation": "every record's gradient carries the whole batch's divergence: moves by (2B − 1)·C",
-        "batch-aggregation": "one gradient for the whole batch: moves by 2·C",
+        "linearised": "a noisy mean embedding of the batch, at which the divergence is a loss of single records",
+        "grouped": "the divergence of random groups, under one noise with the per-record losses",
+        "micro-aggregation": "the batch's divergence in every record's gradient: sensitivity (2B − 1)·C",
+        "batch-aggregation": "one gradient for the whole batch: sensitivity 2·C",
         "published": "grouped with the authors' noise, certified at the ε it really has",
     }
 
@@ -85,31 +85,26 @@ class PRIVAE(Method):
     claimed_epsilon: float = 10.0
 
     def __post_init__(self) -> None:
+        """Check the parameters."""
         super().__post_init__()
-        for field, value, allowed in (
-            ("prior", self.prior, tuple(_PRIORS)),
-            ("divergence", self.divergence, _DIVERGENCES),
-            ("likelihood", self.likelihood, _LIKELIHOODS),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{field} must be one of {', '.join(allowed)}, not {value!r}")
+        check_choices(self, _CHOICES)
         if self.alpha < 0 or self.beta < 0:
             raise ValueError(f"alpha and beta must not be negative, but are {self.alpha:g} and {self.beta:g}")
-        if self.claimed_epsilon not in _CLAIMS:
-            known = ", ".join(f"{claim:g}" for claim in sorted(_CLAIMS))
+        if self.claimed_epsilon not in _CLAIMED_NOISE:
+            known = ", ".join(f"{claim:g}" for claim in sorted(_CLAIMED_NOISE))
             raise ValueError(f"the published noise is known for a claimed ε of {known}, not {self.claimed_epsilon:g}")
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        # Groups and batches of one or two, and a divergence that outweighs the rest: then one unit can turn a vector.
+        """The smallest configuration, for tests and audits."""
+        # Groups and batches of one or two records and a large divergence, so that one unit can turn a vector around.
         sizes = {"micro-aggregation": (0.07, 20, 1), "batch-aggregation": (0.1, 16, 2), "published": (0.9, 3, 30)}
-        rate, steps, batch = sizes.get(variant, (0.7, 2, 30))
+        sampling_rate, steps, batch_size = sizes.get(variant, (0.7, 2, 30))
         return cls(
             variant=variant,
-            sampling_rate=rate,
+            sampling_rate=sampling_rate,
             steps=steps,
-            batch_size=batch,
-            groups=16,
+            batch_size=batch_size,
             clip_norm=0.5,
             group_clip_norm=0.001,
             alpha=1e6,
@@ -122,30 +117,26 @@ class PRIVAE(Method):
     @classmethod
     def as_in_the_paper(cls, variant: str = "published", *, claimed_epsilon: float = 10.0) -> Self:
         """The authors' settings for Fashion-MNIST, as far as the paper gives them."""
+        sampling_rate, steps = _CLAIMED_FOR
         return cls(
             variant=variant,
-            sampling_rate=256 / 60000,
-            steps=2344,
+            sampling_rate=sampling_rate,
+            steps=steps,
             batch_size=256,
-            groups=16,
             clip_norm=0.05,
             group_clip_norm=0.005,
-            prior="sparse",
-            divergence="mmd",
             alpha=100.0,
-            beta=1.0,
-            draws=1,
-            latent_dim=50,
             claimed_epsilon=claimed_epsilon,
         )
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
+        """Class counts and the blocks of a training step."""
         blocks: tuple[Block, ...] = (Block("gradient"),)
         if self.variant == "linearised" and self.alpha:
             blocks = (Block("embedding", self.embedding_noise), *blocks)
         elif self.variant == "published":
-            # Noise of κσ·C2 on a sum that one unit moves by 2·C2: half of the multiplier is what was paid.
-            noise = _CLAIMS[self.claimed_epsilon] * (_KAPPA if self.alpha else 1.0)
+            # Noise of κσ·C2 on a sum of sensitivity 2·C2: half of the multiplier is what is paid.
+            noise = _CLAIMED_NOISE[self.claimed_epsilon] * (_KAPPA if self.alpha else 1.0)
             groups = (Block("groups", noise / 2, fixed=True),) if self.alpha else ()
             blocks = (Block("gradient", noise, fixed=True), *groups)
         return (
@@ -154,35 +145,40 @@ class PRIVAE(Method):
         )
 
     def claim(self) -> dict[str, Any] | None:
+        """The paper's ε, for its own sampling rate and number of steps."""
         if self.variant != "published" or (self.sampling_rate, self.steps) != _CLAIMED_FOR:
             return None
         return {"epsilon": self.claimed_epsilon, "delta": _DELTA, "by": self.paper}
 
     def build(self, shape: Shape, classes: int) -> VariationalAutoencoder:
-        return VariationalAutoencoder(shape, classes, code=self.latent_dim, hidden=self.hidden, depth=self.depth)
+        """Encoder and decoder."""
+        return VariationalAutoencoder(shape, classes, latent_dim=self.latent_dim, hidden=self.hidden, depth=self.depth)
 
     def code_prior(self) -> Prior:
+        """The prior over latent codes."""
         return _PRIORS[self.prior](self.latent_dim)
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts]:
+        """Class counts, then the training."""
         counts = curator.noisy_histogram(_COUNTS)
-        # B: a public number, or made of one that was released.
+        # B is a public number, or computed from released counts.
         size = float(self.batch_size or max(1.0, self.sampling_rate * counts.total))
         model = self.build(curator.shape, len(curator.classes)).to(curator.device)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         noise = curator.plan.event(_TRAIN).blocks[0].noise_multiplier
-        terms = Terms(self, self.code_prior(), self.divergence_of(floor=noise / size))
+        terms = LossTerms(self, self.code_prior(), self.divergence_of(floor=noise / size))
         for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer}):
-            terms.ask(step, model, size).apply(optimizer)
+            terms.noisy_gradient(step, model, size).apply(optimizer)
         return model, counts
 
     def divergence_of(self, *, floor: float = 1e-3) -> Divergence:
-        """``floor``: densities below this are told from nothing by nobody."""
+        """The divergence; densities below ``floor`` cannot be told apart from noise."""
         if self.divergence == "mmd":
             return CauchyMMD(self.code_prior())
         return ForwardKL(self.code_prior(), floor=max(1e-3, floor))
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
+        """Images of codes from the prior."""
         if not isinstance(model, VariationalAutoencoder):
             raise TypeError(f"a variational autoencoder is needed, not {type(model).__name__}")
         weight = model.decode_last.weight
@@ -190,15 +186,15 @@ class PRIVAE(Method):
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The loss of equation 7 cut into what one record contributes, and what only several can."""
+class LossTerms:
+    """The loss of equation 7, divided into terms of single records and terms of several records."""
 
     method: PRIVAE
     prior: Prior
     divergence: Divergence
 
-    def ask(self, step: Step, model: VariationalAutoencoder, size: float) -> NoisyGradient:
-        """The noisy gradient of one step, by the method's variant; ``size`` is the public B."""
+    def noisy_gradient(self, step: Step, model: VariationalAutoencoder, size: float) -> NoisyGradient:
+        """The noisy gradient of one step, by variant; ``size`` is the public batch size B."""
         method = self.method
         if method.variant == "batch-aggregation":
             whole = Grouped(None, self.whole, groups=1, clips=(0.0, method.clip_norm), batch=size)
@@ -221,7 +217,7 @@ class Terms:
         return step.noisy_terms("gradient", model, terms, draws=method.draws)
 
     def own(self, model: VariationalAutoencoder, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
-        """Reconstruction and β·KL(q(z|x) ‖ p), one number per row."""
+        """Reconstruction loss and β·KL(q(z|x) ‖ p), ``[B]``."""
         return self._own(model, model.encode(images, labels), images, labels, random)
 
     def _own(
@@ -237,30 +233,30 @@ class Terms:
         return pixels.sum(1) + self.method.beta * divergence
 
     def _embed(self, posterior: Posterior, random: Draws) -> Tensor:
-        """ψ: one vector of norm at most 1 per row."""
+        """The embedding ψ of each row, of norm at most 1."""
         return self.divergence.embed(posterior, random.normal("embedded", self.method.latent_dim))
 
     def shared(self, model: VariationalAutoencoder, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
-        """α·D of all rows together, one number."""
+        """α·D of all rows together, a scalar."""
         return self.method.alpha * self.divergence.between(self._embed(model.encode(images, labels), random))
 
     def whole(self, model: VariationalAutoencoder, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
-        """The whole loss of a batch, one number."""
+        """The whole loss of a batch, a scalar."""
         posterior = model.encode(images, labels)
         own = self._own(model, posterior, images, labels, random).mean()
         return own + self.method.alpha * self.divergence.between(self._embed(posterior, random))
 
     def linearised(self, step: Step, model: VariationalAutoencoder, size: float) -> Loss:
-        """The loss of one record with the divergence's slope at the released mean embedding."""
+        """The loss of one record, with the divergence linearised at the noisy mean embedding."""
 
         def features(images: Tensor, labels: Tensor, random: Draws) -> Tensor:
             return self._embed(model.encode(images, labels), random)
 
         total = step.noisy_sum("embedding", features, clip_norm=1.0)
-        weights = self.method.alpha * slope(self.divergence.distance, total / size)
+        weights = self.method.alpha * gradient_of(self.divergence.distance, total / size)
 
         def loss(model: VariationalAutoencoder, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
-            # Encoded once: a layer that is used twice costs the engine a gradient for each record.
+            # Encoded once: for a layer that is used twice the engine needs per-record gradients.
             posterior = model.encode(images, labels)
             return self._own(model, posterior, images, labels, random) + self._embed(posterior, random) @ weights
 

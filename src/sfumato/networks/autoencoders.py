@@ -1,4 +1,4 @@
-"""Convolutional autoencoders whose depth follows from the image size, without layers that mix a batch."""
+"""Convolutional autoencoders whose depth follows from the image size, without layers that mix the rows of a batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Shape = tuple[int, int, int]
+from sfumato.networks.pixels import Shape
 
 _SMALLEST, _LARGEST = 8, 256
 _SEED = 7  # pixels: the side at which halving stops
@@ -29,19 +29,19 @@ def halvings(shape: Shape) -> list[tuple[int, int]]:
 
 
 class Autoencoder(nn.Module):
-    """Strided 3×3 convolutions down to a code, and transposed ones back to the pixels' logits.
+    """Strided 3×3 convolutions down to a latent code, and transposed ones back to the logits of the pixels.
 
     28×28 has two convolutions, 32×32 three, 256×256 six; each has twice the channels of the one before. ``width`` is
     the number of channels of the first; 0 takes it from the image size.
 
-    >>> [layer.out_channels for layer in Autoencoder((3, 32, 32), code=32).down]
+    >>> [layer.out_channels for layer in Autoencoder((3, 32, 32), latent_dim=32).down]
     [64, 128, 256]
     """
 
-    def __init__(self, shape: Shape, *, code: int, width: int = 0) -> None:
+    def __init__(self, shape: Shape, *, latent_dim: int, width: int = 0) -> None:
         super().__init__()
-        if code < 1 or width < 0:
-            raise ValueError(f"code must be at least 1 and width at least 0, not {code} and {width}")
+        if latent_dim < 1 or width < 0:
+            raise ValueError(f"latent_dim must be at least 1 and width at least 0, not {latent_dim} and {width}")
         sizes = halvings(shape)
         width = width or _WIDTHS[len(sizes) - 1]
         channels = [shape[0], *(width << level for level in range(len(sizes) - 1))]
@@ -49,28 +49,28 @@ class Autoencoder(nn.Module):
         flat = self.seed[0] * self.seed[1] * self.seed[2]
         pairs = list(pairwise(channels))
         self.down = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False) for a, b in pairs)
-        self.encode_last = nn.Linear(flat, code)
-        self.decode_first = nn.Linear(code, flat)
+        self.encode_last = nn.Linear(flat, latent_dim)
+        self.decode_first = nn.Linear(latent_dim, flat)
         self.up = nn.ModuleList(
-            # An odd size comes from rounding up, and needs one pixel less on the way back.
+            # An odd size was rounded up by the encoder and needs one pixel less here.
             nn.ConvTranspose2d(b, a, 3, stride=2, padding=1, output_padding=((h + 1) % 2, (w + 1) % 2))
             for (a, b), (h, w) in reversed(list(zip(pairs, sizes, strict=False)))
         )
 
     def features(self, images: Tensor) -> Tensor:
-        """``[B, C, H, W]`` in 0..1 → what the code is computed from, one row for each image."""
+        """Features of images ``[B, C, H, W]`` in 0..1, from which the code is computed."""
         hidden = images
         for layer in self.down:
             hidden = F.relu(layer(hidden))
         return hidden.flatten(1)
 
     def encode(self, images: Tensor) -> Tensor:
-        """``[B, C, H, W]`` in 0..1 → ``[B, code]``."""
+        """Latent codes ``[B, latent_dim]`` of images in 0..1."""
         code: Tensor = self.encode_last(self.features(images))
         return code
 
     def decode(self, code: Tensor) -> Tensor:
-        """``[B, code]`` → logits of the pixels; a sigmoid makes images of them."""
+        """Logits of the pixels of codes ``[B, latent_dim]``; a sigmoid makes images of them."""
         hidden = F.relu(self.decode_first(code)).unflatten(1, self.seed)
         for place, layer in enumerate(self.up):
             hidden = layer(F.relu(hidden) if place else hidden)

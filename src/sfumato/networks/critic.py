@@ -1,4 +1,4 @@
-"""A small Wasserstein critic: how real an image looks as one of its class, a number without bounds."""
+"""A small conditional Wasserstein critic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 class Critic(nn.Module):
     """Two convolutions of stride 2, and a linear layer with one output for each class beside one for all.
 
-    No normalisation: the gradient penalty is about each image by itself.
+    There is no normalisation, because the gradient penalty is a function of each image by itself.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, *, width: int = 4) -> None:
@@ -30,12 +30,12 @@ class Critic(nn.Module):
 
 
 def convolution_for(images: Tensor) -> Callable[[nn.Conv2d, Tensor], Tensor]:
-    """Hundreds of critics side by side are hundreds of groups of one convolution, which a GPU takes one by one."""
+    """How to convolve under ``vmap``; on a GPU, which runs grouped convolutions one by one, as a product of patches."""
     return by_patches if images.is_cuda else nn.Conv2d.__call__
 
 
 def by_patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
-    """A square convolution, padded by half its size, as one product of its weights with all patches of the image."""
+    """A square convolution, padded by half its size, as one matrix product with all patches of the image."""
     size, stride, edge = layer.kernel_size[0], layer.stride[0], layer.kernel_size[0] // 2
     patches = F.pad(images, (edge, edge, edge, edge)).unfold(2, size, stride).unfold(3, size, stride)
     rows, channels, height, across = patches.shape[:4]

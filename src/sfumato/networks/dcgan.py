@@ -1,4 +1,4 @@
-"""The conditional DCGAN of DPAF: a generator, and a discriminator cut in two where a batch is summed."""
+"""The conditional DCGAN of DPAF: a generator, and a discriminator that is divided where the batch is summed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Shape = tuple[int, int, int]
+from sfumato.networks.pixels import Shape, valid_pixels
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "leaky relu": lambda values: F.leaky_relu(values, 0.2),
@@ -19,14 +19,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """The tempered sigmoid of the paper's ablation is tanh."""
 
 
-def simplified_instance_norm(maps: Tensor, *, least: float = 0.01) -> Tensor:
-    """Each p×p map less its mean, divided by its deviation: a vector of norm at most p.
+def simplified_instance_norm(maps: Tensor, *, eps: float = 0.01) -> Tensor:
+    """Each p×p map less its mean, divided by its standard deviation: a vector of norm at most p.
 
-    ``least`` under the root is what makes a constant map zeros; rounding would make it anything, or NaN. It also keeps
-    the slope at a nearly constant map small: a young generator's images are all grey, and must find their way out.
+    ``eps`` under the root makes a constant map zero instead of NaN, and keeps the gradient at nearly constant maps
+    small: the images of an untrained generator are grey.
     """
     centred = maps - maps.mean((2, 3), keepdim=True)
-    return centred / torch.sqrt(centred.square().mean((2, 3), keepdim=True) + least)
+    return centred / torch.sqrt(centred.square().mean((2, 3), keepdim=True) + eps)
 
 
 def split_of(text: str) -> tuple[int, int, int]:
@@ -44,12 +44,17 @@ def split_of(text: str) -> tuple[int, int, int]:
     return first, second, third
 
 
+def _centred(images: Tensor) -> Tensor:
+    """Valid pixels in −1..1."""
+    return 2.0 * valid_pixels(images) - 1.0
+
+
 def _halved(size: tuple[int, int]) -> tuple[int, int]:
     return -(-size[0] // 2), -(-size[1] // 2)
 
 
 class Layer(nn.Module):
-    """A convolution of stride 2; where it is ``labelled``, a plane looked up by label is one more channel of input."""
+    """A convolution of stride 2; with ``classes`` > 0 a plane looked up by label is one more input channel."""
 
     def __init__(self, inputs: int, outputs: int, size: tuple[int, int], classes: int, activation: str) -> None:
         super().__init__()
@@ -66,15 +71,14 @@ class Layer(nn.Module):
 
 
 class Front(nn.Module):
-    """What every image goes through by itself: ``first`` (conv1) and ``second`` (conv2*), and a vector to be summed.
+    """The layers in front of the sum: ``first`` (conv1) and ``second`` (conv2*), and the feature vector of each image.
 
-    The vector of a row has norm at most 1. Its parts:
+    The feature vector of a row has norm at most 1. Its parts are
 
-    - the normalised maps of the last ``taps`` layers; 1 is the paper;
-    - with ``coarse`` > 0 the image itself at that many pixels a side, which knows the brightness that normalised maps
-      have lost;
-    - with ``pairs`` > 0 the products of all pairs of numbers in a still coarser image of ``pairs`` pixels a side, so
-      that the sum knows how pixels vary together and not only their mean;
+    - the normalised feature maps of the last ``feature_layers`` layers; the paper has 1;
+    - with ``thumbnail_size`` > 0 the image at that many pixels a side, because normalised maps lose the brightness;
+    - with ``second_moment_size`` > 0 the products of all pairs of pixels of a still smaller
+      thumbnail, so that the sum holds second moments as well as means;
     - a constant, by which the sum counts its rows.
     """
 
@@ -85,24 +89,27 @@ class Front(nn.Module):
         *,
         layers: tuple[int, int],
         width: int,
-        maps: int,
-        taps: int = 1,
-        coarse: int = 0,
-        pairs: int = 0,
-        pair_share: float = 0.5,
-        labelled: bool = True,
+        feature_maps: int,
+        feature_layers: int = 1,
+        thumbnail_size: int = 0,
+        second_moment_size: int = 0,
+        second_moment_share: float = 0.5,
+        label_plane: bool = True,
         activation: str = "leaky relu",
         count_share: float = 0.1,
     ) -> None:
         super().__init__()
-        self.shape, self.taps, self.coarse, self.pairs = shape, taps, coarse, pairs
+        self.shape, self.feature_layers = shape, feature_layers
+        self.thumbnail_size, self.second_moment_size = thumbnail_size, second_moment_size
         total, size, inputs = sum(layers), (shape[1], shape[2]), shape[0]
-        if not 1 <= taps <= total:
-            raise ValueError(f"taps must lie between 1 and the {total} layers in front of the sum, not {taps}")
+        if not 1 <= feature_layers <= total:
+            raise ValueError(
+                f"feature_layers must be 1 to {total}, the layers in front of the sum, not {feature_layers}"
+            )
         built, self.sizes = [], []
         for place in range(total):
-            outputs = maps if place == total - 1 else width * 2**place
-            built.append(Layer(inputs, outputs, size, classes if labelled and place == 1 else 0, activation))
+            outputs = feature_maps if place == total - 1 else width * 2**place
+            built.append(Layer(inputs, outputs, size, classes if label_plane and place == 1 else 0, activation))
             inputs, size = outputs, _halved(size)
             self.sizes.append((outputs, *size))
         if min(size) < 2:
@@ -111,17 +118,17 @@ class Front(nn.Module):
                 f"zero; images of {shape[1]}×{shape[2]} allow fewer"
             )
         self.first, self.second = nn.ModuleList(built[: layers[0]]), nn.ModuleList(built[layers[0] :])
-        self.length = sum(math.prod(size) for size in self.sizes[-taps:]) + shape[0] * coarse**2 + 1
-        # Both halves of the symmetric table: their average has the noise that one half alone would have had.
-        self.length += (shape[0] * pairs**2) ** 2
-        self.count = math.sqrt(count_share)
-        paired = pair_share if pairs else 0.0
-        self.pair_part = math.sqrt(paired * (1.0 - count_share))
-        self.part = math.sqrt((1.0 - paired) * (1.0 - count_share) / (1 + bool(coarse)))
+        self.length = sum(math.prod(size) for size in self.sizes[-feature_layers:]) + shape[0] * thumbnail_size**2 + 1
+        # Both halves of the symmetric matrix: their average has the noise that one half alone would have had.
+        self.length += (shape[0] * second_moment_size**2) ** 2
+        self.count_value = math.sqrt(count_share)
+        paired = second_moment_share if second_moment_size else 0.0
+        self.second_moment_scale = math.sqrt(paired * (1.0 - count_share))
+        self.feature_scale = math.sqrt((1.0 - paired) * (1.0 - count_share) / (1 + bool(thumbnail_size)))
 
     def layers(self, images: Tensor, labels: Tensor) -> list[Tensor]:
-        """The normalised maps of every layer."""
-        maps = _pixels(images)
+        """The normalised feature maps of every layer."""
+        maps = _centred(images)
         found = []
         for layer in (*self.first, *self.second):
             maps = layer(maps, labels)
@@ -129,34 +136,34 @@ class Front(nn.Module):
         return found
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """``[rows, length]``, each of norm at most 1; the last maps stand first."""
+        """Feature vectors ``[B, length]`` of norm at most 1; the last layer's maps come first."""
         found = self.layers(images, labels)
-        scale = self.part / math.sqrt(self.taps)
-        parts = [scale * maps.flatten(1) / math.sqrt(maps.shape[1:].numel()) for maps in reversed(found[-self.taps :])]
-        if self.coarse:
-            values = F.adaptive_avg_pool2d(_pixels(images), self.coarse).flatten(1)
-            parts.append(self.part * values / math.sqrt(values.shape[1]))
-        if self.pairs:
-            values = F.adaptive_avg_pool2d(_pixels(images), self.pairs).flatten(1)
-            # Not divided by their norm alone: at a grey image, where it is 0, there would be no slope to follow.
+        scale = self.feature_scale / math.sqrt(self.feature_layers)
+        parts = [
+            scale * maps.flatten(1) / math.sqrt(maps.shape[1:].numel())
+            for maps in reversed(found[-self.feature_layers :])
+        ]
+        if self.thumbnail_size:
+            values = F.adaptive_avg_pool2d(_centred(images), self.thumbnail_size).flatten(1)
+            parts.append(self.feature_scale * values / math.sqrt(values.shape[1]))
+        if self.second_moment_size:
+            values = F.adaptive_avg_pool2d(_centred(images), self.second_moment_size).flatten(1)
+            # Divided by more than the norm, which is 0 at a grey image, where the gradient would not exist.
             values = values / torch.sqrt(values.square().sum(1, keepdim=True) + 0.1 * values.shape[1])
-            parts.append(self.pair_part * (values[:, :, None] * values[:, None, :]).flatten(1))
-        parts.append(torch.full_like(parts[0][:, :1], self.count))
+            parts.append(self.second_moment_scale * (values[:, :, None] * values[:, None, :]).flatten(1))
+        parts.append(torch.full_like(parts[0][:, :1], self.count_value))
         return torch.cat(parts, dim=1)
 
     def last_maps(self, vectors: Tensor) -> Tensor:
-        """The last layer's normalised maps, taken out of vectors or of means of vectors."""
+        """The last layer's normalised maps, taken from feature vectors or from means of them."""
         numbers = math.prod(self.sizes[-1])
-        return vectors[:, :numbers].view(-1, *self.sizes[-1]) * (math.sqrt(self.taps * numbers) / self.part)
-
-
-def _pixels(images: Tensor) -> Tensor:
-    """In -1..1. What is no pixel value is made one, so that no row is lost to an overflow."""
-    return 2.0 * torch.nan_to_num(images).clamp(0.0, 1.0) - 1.0
+        return vectors[:, :numbers].view(-1, *self.sizes[-1]) * (
+            math.sqrt(self.feature_layers * numbers) / self.feature_scale
+        )
 
 
 class Back(nn.Module):
-    """What the sum goes through: ``conv3*`` and the two ``FC*`` layers, with the label as one more map. One logit."""
+    """The layers behind the sum: ``conv3*`` and the two ``FC*`` layers, with the label as one more map. One logit."""
 
     def __init__(
         self, size: tuple[int, int, int], classes: int, *, layers: int, width: int, activation: str = "leaky relu"
@@ -182,17 +189,17 @@ class Back(nn.Module):
 
 
 class Generator(nn.Module):
-    """Normal code and label → linear → doublings with convolutions, planes of the label entering at the second.
+    """A label to an image: latent code and one-hot label, a linear layer, then upsamplings with convolutions.
 
-    The code is drawn inside, with torch's global generator. Batch normalisation is harmless here: the generator sees
-    no record.
+    Label planes enter at the second convolution. The code is drawn inside, with torch's global generator. Batch
+    normalisation is harmless here, because the generator sees no record.
     """
 
     PLANES = 4
 
-    def __init__(self, shape: Shape, classes: int, *, code: int = 100, width: int = 32) -> None:
+    def __init__(self, shape: Shape, classes: int, *, latent_dim: int = 100, width: int = 32) -> None:
         super().__init__()
-        self.code, self.classes = code, classes
+        self.latent_dim, self.classes = latent_dim, classes
         sizes = [(shape[1], shape[2])]
         while min(sizes[-1]) > 4:
             sizes.append(_halved(sizes[-1]))
@@ -201,7 +208,7 @@ class Generator(nn.Module):
         self.sizes = sizes[::-1]
         widths = [width * 2 ** min(place, 3) for place in reversed(range(len(sizes) - 1))]
         self.start = (widths[0], *self.sizes[0])
-        self.linear = nn.Linear(code + classes, math.prod(self.start))
+        self.linear = nn.Linear(latent_dim + classes, math.prod(self.start))
         self.second = min(1, len(widths) - 1)
         self.planes = nn.Embedding(classes, self.PLANES * math.prod(self.sizes[self.second]))
         inputs = [size + self.PLANES * (place == self.second) for place, size in enumerate(widths)]
@@ -211,13 +218,13 @@ class Generator(nn.Module):
 
     def forward(self, labels: Tensor) -> Tensor:
         weight = self.linear.weight
-        code = torch.randn(len(labels), self.code, device=weight.device, dtype=weight.dtype)
+        code = torch.randn(len(labels), self.latent_dim, device=weight.device, dtype=weight.dtype)
         one_hot = F.one_hot(labels, self.classes).to(weight)
         maps = self.linear(torch.cat([code, one_hot], dim=1)).view(-1, *self.start)
         for place, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
             maps = torch.relu(norm(maps))
             if place == self.second:
                 maps = torch.cat([maps, self.planes(labels).view(-1, self.PLANES, *maps.shape[2:])], dim=1)
-            # Repeated pixels leave none of the chequered traces that transposed convolutions do.
+            # Nearest-neighbour upsampling avoids the chequerboard artefacts of transposed convolutions.
             maps = convolution(F.interpolate(maps, size=self.sizes[place + 1]))
         return torch.sigmoid(maps)

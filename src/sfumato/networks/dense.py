@@ -7,62 +7,60 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sfumato.networks.pixels import Shape, one_hot
 from sfumato.networks.priors import log_normal
 
-Shape = tuple[int, int, int]
-
-_LEAST, _MOST = -5.0, 3.0  # of the log-deviation: no code is told apart more finely, none is wider
+_LOG_STD_MIN, _LOG_STD_MAX = -5.0, 3.0
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """q(z | x) for each row: independent normals."""
+    """q(z | x) for each row: a normal distribution with diagonal covariance."""
 
     mean: Tensor
-    deviation: Tensor
+    std: Tensor
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Codes from standard normal ``noise`` (the reparametrisation)."""
-        return self.mean + self.deviation * noise
+        """Latent codes by the reparametrisation of standard normal ``noise``."""
+        return self.mean + self.std * noise
 
     def log_density(self, codes: Tensor) -> Tensor:
-        """``[rows, code]`` → ``[rows]``."""
-        return log_normal(codes, self.mean, self.deviation).sum(-1)
+        """Log-density of codes ``[B, latent_dim]``, ``[B]``."""
+        return log_normal(codes, self.mean, self.std).sum(-1)
 
 
 class VariationalAutoencoder(nn.Module):
-    """Image and label → posterior over a code; code and label → logits of the pixels."""
+    """Image and label to a posterior over the latent code; code and label to the logits of the pixels."""
 
-    def __init__(self, shape: Shape, classes: int, *, code: int, hidden: int, depth: int = 1) -> None:
+    def __init__(self, shape: Shape, classes: int, *, latent_dim: int, hidden: int, depth: int = 1) -> None:
         super().__init__()
-        if min(code, hidden, depth) < 1:
-            raise ValueError(f"code, hidden and depth must be at least 1, not {code}, {hidden} and {depth}")
-        self.shape, self.code = shape, code
+        if min(latent_dim, hidden, depth) < 1:
+            raise ValueError(f"latent_dim, hidden and depth must be at least 1, not {latent_dim}, {hidden} and {depth}")
+        self.shape, self.latent_dim = shape, latent_dim
         self.labels = classes if classes > 1 else 0
         pixels = torch.Size(shape).numel()
         widths = [hidden] * depth
         self.down = _layers(pixels + self.labels, widths)
-        self.encode_mean = nn.Linear(hidden, code)
-        self.encode_deviation = nn.Linear(hidden, code)
-        self.up = _layers(code + self.labels, widths)
+        self.encode_mean = nn.Linear(hidden, latent_dim)
+        self.encode_deviation = nn.Linear(hidden, latent_dim)
+        self.up = _layers(latent_dim + self.labels, widths)
         self.decode_last = nn.Linear(hidden, pixels)
 
     def encode(self, images: Tensor, labels: Tensor) -> Posterior:
-        """Pixels are centred by a constant of their domain."""
+        """The posterior of each image; pixels are centred by a constant of their domain."""
         hidden = _through(self.down, self._with(2.0 * images.flatten(1) - 1.0, labels))
-        deviation = self.encode_deviation(hidden).clamp(_LEAST, _MOST).exp()
-        return Posterior(self.encode_mean(hidden), deviation)
+        std = self.encode_deviation(hidden).clamp(_LOG_STD_MIN, _LOG_STD_MAX).exp()
+        return Posterior(self.encode_mean(hidden), std)
 
     def decode(self, codes: Tensor, labels: Tensor) -> Tensor:
+        """Logits of the pixels."""
         logits: Tensor = self.decode_last(_through(self.up, self._with(codes, labels)))
         return logits.view(-1, *self.shape)
 
     def _with(self, values: Tensor, labels: Tensor) -> Tensor:
         if not self.labels:
             return values
-        # Not one_hot: it looks at the largest label, which torch.func cannot trace.
-        ones = labels[:, None] == torch.arange(self.labels, device=labels.device)
-        return torch.cat([values, ones.to(values)], dim=1)
+        return torch.cat([values, one_hot(labels, self.labels, values)], dim=1)
 
 
 def _layers(first: int, widths: list[int]) -> nn.ModuleList:

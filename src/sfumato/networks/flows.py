@@ -10,11 +10,10 @@ from torch.nn import functional as F
 
 
 class Coupling(nn.Module):
-    """Keeps half of the places and scales and shifts the other half by functions of the kept one and the label.
+    """An affine coupling: half of the dimensions is kept and, with the label, scales and shifts the other half.
 
-    ``kept`` and ``changed`` are fixed places, equal in every network of the same ``number``, so that models of several
-    classes can be computed side by side. The logarithm of the scale is a tanh: one coupling changes no place by more
-    than a factor e.
+    The halves are a fixed permutation, equal in every network of the same ``number``, so that the models of several
+    classes can be stacked. The log-scale is a tanh, so one coupling scales by at most a factor e.
     """
 
     kept: Tensor
@@ -43,19 +42,20 @@ class Coupling(nn.Module):
         return torch.tanh(scale), shift
 
     def forward(self, code: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Towards the normal distribution; and the logarithm of the Jacobian's determinant."""
+        """One step towards the normal distribution, and the log-determinant of the Jacobian, ``[B]``."""
         kept, changed = code[:, self.kept], code[:, self.changed]
         scale, shift = self._scale_and_shift(kept, labels)
         return torch.cat([kept, changed * torch.exp(scale) + shift], dim=1)[:, self.back], scale.sum(1)
 
     def inverse(self, code: Tensor, labels: Tensor | None = None) -> Tensor:
+        """The exact inverse of ``forward``."""
         kept, changed = code[:, self.kept], code[:, self.changed]
         scale, shift = self._scale_and_shift(kept, labels)
         return torch.cat([kept, (changed - shift) * torch.exp(-scale)], dim=1)[:, self.back]
 
 
 class RealNVP(nn.Module):
-    """A chain of couplings between data and a standard normal. With ``labels`` classes, every coupling sees the label.
+    """A chain of affine couplings between data and a standard normal distribution; ``labels`` classes condition it.
 
     >>> flow = RealNVP(4, couplings=3, hidden=8)
     >>> code = torch.randn(5, 4)
@@ -76,20 +76,20 @@ class RealNVP(nn.Module):
         )
 
     def forward(self, code: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Where the code lies under the normal distribution, and the logarithm of the volume's change."""
-        volume = torch.zeros_like(code[:, 0])
+        """The code under the standard normal distribution, and the log-determinant of the Jacobian, ``[B]``."""
+        log_determinant = torch.zeros_like(code[:, 0])
         for coupling in self.couplings:
             code, change = coupling(code, labels)
-            volume = volume + change
-        return code, volume
+            log_determinant = log_determinant + change
+        return code, log_determinant
 
     def log_density(self, code: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Exact, one number per row."""
-        normal, volume = self(code, labels)
-        return volume - 0.5 * normal.square().sum(1) - 0.5 * self.dimensions * math.log(2 * math.pi)
+        """Exact log-density of codes, ``[B]``."""
+        normal, log_determinant = self(code, labels)
+        return log_determinant - 0.5 * normal.square().sum(1) - 0.5 * self.dimensions * math.log(2 * math.pi)
 
     def inverse(self, normal: Tensor, labels: Tensor | None = None) -> Tensor:
-        """From the normal distribution to a code."""
+        """The code of a point under the standard normal distribution."""
         for coupling in reversed(list(self.couplings)):
             if not isinstance(coupling, Coupling):
                 raise TypeError(f"a flow is made of couplings, not of {type(coupling).__name__}")

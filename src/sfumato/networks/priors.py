@@ -1,4 +1,4 @@
-"""What a variational autoencoder's codes should look like: densities, draws, and waves for mean embeddings."""
+"""Prior distributions over latent codes: log-density, draws, and the characteristic function for mean embeddings."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-_LOG_ROOT = 0.5 * math.log(2 * math.pi)
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
-def log_normal(values: Tensor, mean: Tensor | float, deviation: Tensor | float) -> Tensor:
-    """The log-density of a normal distribution, number by number."""
-    deviation = torch.as_tensor(deviation, dtype=values.dtype, device=values.device)
-    return -0.5 * ((values - mean) / deviation).square() - deviation.log() - _LOG_ROOT
+def log_normal(values: Tensor, mean: Tensor | float, std: Tensor | float) -> Tensor:
+    """Log-density of a normal distribution, element by element."""
+    std = torch.as_tensor(std, dtype=values.dtype, device=values.device)
+    return -0.5 * ((values - mean) / std).square() - std.log() - _HALF_LOG_2PI
 
 
 class Prior(ABC):
-    """A public distribution over codes."""
+    """A public distribution over latent codes."""
 
-    def __init__(self, code: int) -> None:
-        self.code = code
+    def __init__(self, latent_dim: int) -> None:
+        self.latent_dim = latent_dim
 
     @abstractmethod
     def log_density(self, codes: Tensor) -> Tensor:
-        """``[..., code]`` → ``[...]``."""
+        """Log-density of codes ``[..., latent_dim]``, ``[...]``."""
 
     @abstractmethod
     def draw(self, count: int) -> Tensor:
-        """``[count, code]``, with torch's global generator."""
+        """Codes ``[count, latent_dim]``, with torch's global generator."""
 
     @abstractmethod
-    def wave(self, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-        """E cos(ω z_d) and E sin(ω z_d), each ``[frequencies]``: the same in every dimension d."""
+    def characteristic_function(self, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+        """E cos(ω z_d) and E sin(ω z_d), each ``[frequencies]``; all dimensions d have the same distribution."""
 
 
 class StandardNormal(Prior):
@@ -44,52 +44,54 @@ class StandardNormal(Prior):
         return log_normal(codes, 0.0, 1.0).sum(-1)
 
     def draw(self, count: int) -> Tensor:
-        return torch.randn(count, self.code)
+        return torch.randn(count, self.latent_dim)
 
-    def wave(self, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    def characteristic_function(self, frequencies: Tensor) -> tuple[Tensor, Tensor]:
         return torch.exp(-frequencies.square() / 2), torch.zeros_like(frequencies)
 
 
 class SparseMixture(Prior):
-    """In every dimension off, N(0, narrow²), with probability ``off``, or on, N(0, 1)."""
+    """Spike and slab: every dimension is N(0, ``spike_std``²) with probability ``sparsity``, else N(0, 1)."""
 
-    def __init__(self, code: int, *, off: float = 0.8, narrow: float = math.sqrt(0.05)) -> None:
-        super().__init__(code)
-        self.off, self.narrow = off, narrow
+    def __init__(self, latent_dim: int, *, sparsity: float = 0.8, spike_std: float = math.sqrt(0.05)) -> None:
+        super().__init__(latent_dim)
+        self.sparsity, self.spike_std = sparsity, spike_std
 
     def log_density(self, codes: Tensor) -> Tensor:
-        on = math.log(1 - self.off) + log_normal(codes, 0.0, 1.0)
-        return torch.logaddexp(on, math.log(self.off) + log_normal(codes, 0.0, self.narrow)).sum(-1)
+        on = math.log(1 - self.sparsity) + log_normal(codes, 0.0, 1.0)
+        return torch.logaddexp(on, math.log(self.sparsity) + log_normal(codes, 0.0, self.spike_std)).sum(-1)
 
     def draw(self, count: int) -> Tensor:
-        off = torch.rand(count, self.code) < self.off
-        return torch.where(off, self.narrow, 1.0) * torch.randn(count, self.code)
+        spike = torch.rand(count, self.latent_dim) < self.sparsity
+        return torch.where(spike, self.spike_std, 1.0) * torch.randn(count, self.latent_dim)
 
-    def wave(self, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    def characteristic_function(self, frequencies: Tensor) -> tuple[Tensor, Tensor]:
         squares = frequencies.square() / 2
-        cosine = (1 - self.off) * torch.exp(-squares) + self.off * torch.exp(-squares * self.narrow**2)
+        cosine = (1 - self.sparsity) * torch.exp(-squares) + self.sparsity * torch.exp(-squares * self.spike_std**2)
         return cosine, torch.zeros_like(frequencies)
 
 
 class Corners(Prior):
-    """Narrow normals of equal weight at the corners of the unit cube: four of them where the code has two numbers."""
+    """Narrow normal distributions of equal weight at the corners of the unit cube, four of them in two dimensions."""
 
-    def __init__(self, code: int, *, deviation: float = 0.03) -> None:
-        super().__init__(code)
-        if code > 6:
-            raise ValueError(f"a cube of {code} dimensions has {2**code} corners; use a code of at most 6 numbers")
-        self.deviation = deviation
-        self.corners = torch.tensor(list(itertools.product((0.0, 1.0), repeat=code)))
+    def __init__(self, latent_dim: int, *, std: float = 0.03) -> None:
+        super().__init__(latent_dim)
+        if latent_dim > 6:
+            raise ValueError(
+                f"a cube of {latent_dim} dimensions has {2**latent_dim} corners; latent_dim must be at most 6"
+            )
+        self.std = std
+        self.corners = torch.tensor(list(itertools.product((0.0, 1.0), repeat=latent_dim)))
 
     def log_density(self, codes: Tensor) -> Tensor:
         corners = self.corners.to(codes)
-        each = log_normal(codes.unsqueeze(-2), corners, self.deviation).sum(-1)
+        each = log_normal(codes.unsqueeze(-2), corners, self.std).sum(-1)
         return torch.logsumexp(each, -1) - math.log(len(corners))
 
     def draw(self, count: int) -> Tensor:
         corners = self.corners.to(torch.get_default_dtype())
-        return corners[torch.randint(len(corners), (count,))] + self.deviation * torch.randn(count, self.code)
+        return corners[torch.randint(len(corners), (count,))] + self.std * torch.randn(count, self.latent_dim)
 
-    def wave(self, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-        fade = torch.exp(-(frequencies * self.deviation).square() / 2)
+    def characteristic_function(self, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+        fade = torch.exp(-(frequencies * self.std).square() / 2)
         return fade * (1 + frequencies.cos()) / 2, fade * frequencies.sin() / 2

@@ -1,6 +1,6 @@
 """A RefineNet score network (figure 4 of DPPM): dilated residual blocks, then refinement from coarse to fine.
 
-The label is part of the picture: a fixed embedding of it stands as one more column beside the pixels.
+The label is an input: a fixed embedding of it is one more column of pixels.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sfumato.networks.gaussians import column
-from sfumato.networks.score import Shape, level_features
+from sfumato.networks.pixels import Shape, per_row
+from sfumato.networks.score import sigma_features
 
-_SIGNAL = 16  # numbers that level_features gives
+_SIGNAL = 16  # numbers that sigma_features gives
 
 
 class ConditionalNorm(nn.Module):
@@ -123,9 +123,9 @@ class RefineNet(nn.Module):
         codes = self.codes[labels][:, None, :, None].expand(-1, images.shape[1], -1, -1)
         return torch.cat([images, codes.to(images.dtype)], dim=3)
 
-    def score(self, noisy: Tensor, level: Tensor, labels: Tensor) -> Tensor:
+    def score(self, noisy: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
         """The score of the picture's own pixels. Scaled by the level, the network's output has about unit size."""
-        signal = level_features(level)
+        signal = sigma_features(sigma)
         hidden, kept = self.enter(self.embed(noisy, labels)), []
         for stage in self.stages:
             hidden = stage(hidden, signal)
@@ -134,15 +134,15 @@ class RefineNet(nn.Module):
         for block, beside in zip(self.refine[1:], kept[-2::-1], strict=True):
             hidden = block((beside, hidden), signal)
         output = self.leave(F.elu(self.leave_norm(hidden, signal)))
-        return output[..., :-1].to(noisy.dtype) / column(level)
+        return output[..., :-1].to(noisy.dtype) / per_row(sigma)
 
-    def start(self, labels: Tensor, level: float) -> Tensor:
+    def start(self, labels: Tensor, sigma: float) -> Tensor:
         """Noise of this level, from torch's global generator."""
         weight = self.leave.weight
-        return level * torch.randn(len(labels), *self.shape, device=weight.device, dtype=weight.dtype)
+        return sigma * torch.randn(len(labels), *self.shape, device=weight.device, dtype=weight.dtype)
 
-    def denoise(self, noisy: Tensor, level: Tensor, labels: Tensor) -> Tensor:
+    def denoise(self, noisy: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
         """The clean image, by Tweedie's formula."""
-        return noisy + column(level.square()) * self.score(noisy, level, labels)
+        return noisy + per_row(sigma.square()) * self.score(noisy, sigma, labels)
 
     forward = score

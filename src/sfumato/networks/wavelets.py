@@ -1,6 +1,6 @@
-"""Fixed features for telling classes apart: oriented wavelets, their modulus, averaged over coarse places.
+"""Fixed wavelet features for classification: the modulus of oriented wavelets, averaged over a coarse grid.
 
-Nothing here is learned, so nothing here is paid for: a linear layer on top has few parameters for the noise to hit.
+The features are constants, so they cost no privacy, and a linear layer on top has few parameters for the noise.
 """
 
 from __future__ import annotations
@@ -11,25 +11,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Shape = tuple[int, int, int]
+from sfumato.networks.pixels import Shape
+
 _ORIENTATIONS = 8
 
 
 class Wavelets(nn.Module):
-    """``[rows, *shape] → [rows, size]``, each row of length √size: per octave, orientation and coarse place one energy.
+    """Images ``[B, C, H, W]`` to features ``[B, size]`` of norm √size, without parameters.
 
-    Octaves go from four pixels a wave up to about half of the side; ``places`` a side, of every channel. No parameters.
+    There is one energy for each channel, octave, orientation and cell of a ``grid`` × ``grid`` grid. Wavelengths go
+    from four pixels up to about half of the side.
     """
 
     filters: Tensor
 
-    def __init__(self, shape: Shape, *, places: int = 7) -> None:
+    def __init__(self, shape: Shape, *, grid: int = 7) -> None:
         super().__init__()
         channels, height, width = shape
-        self.places = min(places, height, width)
+        self.grid = min(grid, height, width)
         self.octaves = max(1, int(math.log2(min(height, width) / 7.0)))
-        # Bands of wavelets, and one of brightness.
-        self.size = channels * (self.octaves * _ORIENTATIONS + 1) * self.places**2
+        # The bands of wavelets, and one of brightness.
+        self.size = channels * (self.octaves * _ORIENTATIONS + 1) * self.grid**2
         self.register_buffer("filters", _filters(), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -44,33 +46,33 @@ class Wavelets(nn.Module):
             bands.append(self._pool(energy))
             if octave + 1 < self.octaves:
                 plane = F.avg_pool2d(plane, 2, ceil_mode=True)
-        # The root evens out what is bright and what is faint; the constant keeps its slope finite.
+        # The root compresses the range of energies; the constant keeps its derivative finite.
         flat = (torch.cat(bands, dim=1).reshape(rows, -1) + 1e-6).sqrt()
         flat = flat - flat.mean(1, keepdim=True)
         return flat / (flat.square().mean(1, keepdim=True) + 1e-6).sqrt()
 
     def _pool(self, planes: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(planes, self.places)
+        return F.adaptive_avg_pool2d(planes, self.grid)
 
 
 def _filters() -> Tensor:
-    """``[2 · orientations, 1, 7, 7]``: cosine and sine of a wave of four pixels under a bell, of mean zero."""
+    """Morlet-like filters of wavelength 4 and mean 0, real and imaginary parts, ``[2 · orientations, 1, 7, 7]``."""
     axis = torch.arange(-3.0, 4.0)
     down, right = torch.meshgrid(axis, axis, indexing="ij")
-    bell = torch.exp(-(down.square() + right.square()) / (2 * 1.5**2))
+    envelope = torch.exp(-(down.square() + right.square()) / (2 * 1.5**2))
     found = []
     for orientation in range(_ORIENTATIONS):
         angle = math.pi * orientation / _ORIENTATIONS
         phase = (math.cos(angle) * right + math.sin(angle) * down) * (2 * math.pi / 4.0)
         for wave in (torch.cos(phase), torch.sin(phase)):
-            real = bell * wave
-            real = real - bell * real.sum() / bell.sum()
+            real = envelope * wave
+            real = real - envelope * real.sum() / envelope.sum()
             found.append(real / real.abs().sum())
     return torch.stack(found)[:, None]
 
 
 class LabelFilter(nn.Module):
-    """Which class an image in 0..1 shows: one linear layer on wavelets, and a start without opinion."""
+    """Logits of the classes of an image in 0..1: one linear layer on wavelet features, which starts at zero."""
 
     def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__()

@@ -37,6 +37,10 @@ class Sampler(Protocol):
         """One image in 0..1 for each label."""
 
 
+Rebuild = Callable[[Card, Mapping[str, Tensor]], tuple[Sampler, Mapping[str, Tensor]]]
+"""From a card and the saved tensors to the method and the tensors that its network lists."""
+
+
 @runtime_checkable
 class Density(Protocol):
     """A method whose network has an exact density."""
@@ -185,12 +189,13 @@ class Release:
         return folder
 
     @classmethod
-    def read(cls, folder: str | Path, method_for: Callable[[Card], Sampler]) -> Release:
-        """The release that ``save`` wrote. ``method_for`` makes its method from the card's name and parameters."""
+    def read(cls, folder: str | Path, rebuild: Rebuild) -> Release:
+        """The release that ``save`` wrote. ``rebuild`` makes its method, and the present names of its tensors."""
         folder = Path(folder)
         try:
             card = Card.from_json(json.loads((folder / "card.json").read_text(encoding="utf-8")))
-            return cls(method_for(card), load_file(folder / "model.safetensors"), card)
+            method, tensors = rebuild(card, load_file(folder / "model.safetensors"))
+            return cls(method, tensors, card)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{folder} holds no release: {Path(error.filename).name} is missing") from None
         except (SafetensorError, ValueError, KeyError, LookupError, TypeError) as error:

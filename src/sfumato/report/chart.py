@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
@@ -97,56 +97,74 @@ def curve(
     references = dict(references or {})
     points = [point for line in series for point in line.points]
     ends = [end for point in points for end in _ends(point, within)] + list(references.values())
-    low, high, step = _nice(ends)
-    ticks = sorted({point.x for point in points})
-    left, right = math.log(ticks[0]), math.log(ticks[-1])
-    inner = _WIDTH - _LEFT - _RIGHT - 60
-
-    def across(value: float) -> float:
-        return _LEFT + 30 + inner * (0.5 if left == right else (math.log(value) - left) / (right - left))
-
-    def down(value: float) -> float:
-        return _TOP + _HEIGHT * (high - value) / (high - low)
-
-    parts = []
-    for number in range(round((high - low) / step) + 1):
-        level = low + number * step
-        parts.append(
-            f'<path d="M{_LEFT} {down(level):.1f}H{_WIDTH - _RIGHT}" stroke="var(--line)"/>'
-            f'<text class="axis" x="{_LEFT - 6}" y="{down(level) + 4:.1f}" text-anchor="end">{level:g}</text>'
-        )
-    for tick in ticks:
-        parts.append(
-            f'<path d="M{across(tick):.1f} {_TOP + _HEIGHT}v5" stroke="var(--faint)"/>'
-            f'<text class="axis" x="{across(tick):.1f}" y="{_TOP + _HEIGHT + 19}" text-anchor="middle">{tick:g}</text>'
-        )
-    for name, level in references.items():
-        parts.append(
-            f'<path d="M{_LEFT} {down(level):.1f}H{_WIDTH - _RIGHT}" stroke="var(--faint)" stroke-dasharray="5 4"/>'
-            f'<text class="faint" x="{_WIDTH - _RIGHT}" y="{down(level) - 5:.1f}" text-anchor="end">'
-            f"{escape(name)}</text>"
-        )
+    scale = _Scale(*_nice(ends), ticks=tuple(sorted({point.x for point in points})))
+    parts = [*_axes(scale), *_references(references, scale)]
     for number, line in enumerate(series):
         # Series are offset a little, so that their error bars do not cover each other.
         aside = 5 * (number - (len(series) - 1) / 2)
-        placed = [(across(point.x) + aside, point) for point in line.points]
-        parts.append(_line(line, number, placed, down, within))
+        placed = [(scale.across(point.x) + aside, point) for point in line.points]
+        parts.append(_line(line, number, placed, scale.down, within))
     bottom = _TOP + _HEIGHT + 40
     parts.append(f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{bottom}" text-anchor="middle">{escape(x)}</text>')
-    legend = [(number, line.name) for number, line in enumerate(series)]
-    for place, (number, name) in enumerate(legend):
-        spot = f"translate({_LEFT + 4 + 180 * (place % 2)} {bottom + 22 + 19 * (place // 2)})"
-        parts.append(
-            f'<path d="{MARKS[number % len(MARKS)]}" fill="{_colour(number)}" transform="{spot}"/>'
-            f'<text transform="{spot}" x="11" y="4">{escape(name)}</text>'
-        )
-    tall = bottom + 14 + 19 * -(-len(legend) // 2)
+    parts += _legend(series, bottom)
+    tall = bottom + 14 + 19 * -(-len(series) // 2)
     heading = f'<text x="0" y="-8">{escape(y)}</text>'
     label = escape(f"{y} over {x}: {', '.join(line.name for line in series)}")
     return Markup(
         f'<svg class="chart" viewBox="0 -20 {_WIDTH} {tall + 20}" role="img" aria-label="{label}">'
         f"{heading}{''.join(parts)}</svg>"
     )
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """From values to places on the canvas: logarithmic across, linear down."""
+
+    low: float
+    high: float
+    step: float
+    ticks: tuple[float, ...]
+
+    def across(self, value: float) -> float:
+        left, right = math.log(self.ticks[0]), math.log(self.ticks[-1])
+        share = 0.5 if left == right else (math.log(value) - left) / (right - left)
+        return _LEFT + 30 + (_WIDTH - _LEFT - _RIGHT - 60) * share
+
+    def down(self, value: float) -> float:
+        return _TOP + _HEIGHT * (self.high - value) / (self.high - self.low)
+
+
+def _axes(scale: _Scale) -> Iterator[str]:
+    for number in range(round((scale.high - scale.low) / scale.step) + 1):
+        level = scale.low + number * scale.step
+        yield (
+            f'<path d="M{_LEFT} {scale.down(level):.1f}H{_WIDTH - _RIGHT}" stroke="var(--line)"/>'
+            f'<text class="axis" x="{_LEFT - 6}" y="{scale.down(level) + 4:.1f}" text-anchor="end">{level:g}</text>'
+        )
+    for tick in scale.ticks:
+        place = scale.across(tick)
+        yield (
+            f'<path d="M{place:.1f} {_TOP + _HEIGHT}v5" stroke="var(--faint)"/>'
+            f'<text class="axis" x="{place:.1f}" y="{_TOP + _HEIGHT + 19}" text-anchor="middle">{tick:g}</text>'
+        )
+
+
+def _references(references: Mapping[str, float], scale: _Scale) -> Iterator[str]:
+    for name, level in references.items():
+        place = scale.down(level)
+        yield (
+            f'<path d="M{_LEFT} {place:.1f}H{_WIDTH - _RIGHT}" stroke="var(--faint)" stroke-dasharray="5 4"/>'
+            f'<text class="faint" x="{_WIDTH - _RIGHT}" y="{place - 5:.1f}" text-anchor="end">{escape(name)}</text>'
+        )
+
+
+def _legend(series: Sequence[Series], bottom: int) -> Iterator[str]:
+    for number, line in enumerate(series):
+        spot = f"translate({_LEFT + 4 + 180 * (number % 2)} {bottom + 22 + 19 * (number // 2)})"
+        yield (
+            f'<path d="{MARKS[number % len(MARKS)]}" fill="{_colour(number)}" transform="{spot}"/>'
+            f'<text transform="{spot}" x="11" y="4">{escape(line.name)}</text>'
+        )
 
 
 def _ends(point: Point, within: tuple[float, float]) -> tuple[float, float]:

@@ -1,4 +1,8 @@
-"""A generator that breaks down is brought back. It learns from answers, so its loss is public and may be looked at."""
+"""Roll back to the best weights and halve the learning rate when a loss diverges.
+
+The guard looks at the loss of a generator that learns from released answers. That loss is public, so the decision to
+roll back costs no privacy. It must never be given a loss on private records.
+"""
 
 from __future__ import annotations
 
@@ -9,35 +13,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_EVERY = 20  # a look waits for the device
-_LOST = 0.5  # of what was gained
+_CHECK_EVERY = 20  # steps: reading the loss waits for the device
+_TOLERATED_LOSS = 0.5  # of what the loss had gained since the first check
 
 
 class DivergenceGuard:
-    """Remembers a model at its best. Where half of what its loss had gained is lost, it goes back there, and on with
-    half the rate of learning, ``rate``."""
+    """Keeps a copy of the best weights and restores it when half of the loss's improvement has been lost.
+
+    ``learning_rate_factor`` starts at 1 and is halved at every restoration; the training multiplies its learning rate
+    by it.
+    """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Watch ``model``, which ``optimizer`` trains."""
         self.model, self.optimizer = model, optimizer
-        self.rate = 1.0
-        self._asked, self._first, self._best = 0, math.nan, math.inf
-        self._kept: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        self.learning_rate_factor = 1.0
+        self._steps, self._first, self._best = 0, math.nan, math.inf
+        self._saved: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
 
-    def needed(self, loss: Tensor) -> bool:
-        """Asked before every step with the loss of the model as it is; every so often it looks. True where the model
-        is another now, so that the loss's slope is of no use."""
-        self._asked += 1
-        if self._asked % _EVERY != 1:
+    def rolled_back(self, loss: Tensor) -> bool:
+        """Whether the best weights were restored; the gradient of ``loss`` is then stale and must not be used.
+
+        Call it before every optimiser step with the loss of the present weights.
+        """
+        self._steps += 1
+        if self._steps % _CHECK_EVERY != 1:
             return False
         value = float(loss.detach())
-        if not self._kept[0]:
+        if not self._saved[0]:
             self._first = value
-        elif not value <= self._best + _LOST * (self._first - self._best):  # nor is what is no number
-            self.model.load_state_dict(self._kept[0])
-            self.optimizer.load_state_dict(self._kept[1])
-            self.rate *= 0.5
+        elif not value <= self._best + _TOLERATED_LOSS * (self._first - self._best):  # true for NaN as well
+            self.model.load_state_dict(self._saved[0])
+            self.optimizer.load_state_dict(self._saved[1])
+            self.learning_rate_factor *= 0.5
             return True
         if value < self._best:
             self._best = value
-            self._kept = deepcopy(self.model.state_dict()), deepcopy(self.optimizer.state_dict())
+            self._saved = deepcopy(self.model.state_dict()), deepcopy(self.optimizer.state_dict())
         return False

@@ -120,20 +120,20 @@ def _dataset_read(case: Case, locator: DatasetLocator) -> Dataset:
 
 
 def _training_cost(setting: Setting, case: Case, scale: Scale, data: Dataset, device: str) -> tuple[Method, float]:
-    costs, narrowed = _costs()["methods"], _costs()["small"].get(setting.method, 1.0)
+    base = setting.method.removesuffix("-published")
+    costs, narrowed = _costs()["methods"], _costs()["small"].get(base, 1.0)
     records = min(number for number in (scale.records_of(case), data.records) if number is not None)
     method = scale.method(setting, case)
-    published = f"{setting.method} {method.variant}"
-    each = costs.get(published, costs[setting.method])[device] * (narrowed if scale.name == "small" else 1.0)
+    known = base if setting.method not in costs else setting.method
+    each = costs[known][device] * (narrowed if scale.name == "small" else 1.0)
     return method, each * _record_steps(method, records) * _pixels(data.options) / 784
 
 
 def _record_steps(method: Method, records: int) -> float:
     """How often a training processes a record, or an image of its own."""
     parameters: Mapping[str, Any] = method.parameters()
-    if method.variant in method.raw_variants:
-        rounds = parameters.get("published_iterations", parameters.get("iterations", 0))
-        return float(rounds * parameters.get("published_batch_size", parameters.get("batch_size", 1)))
+    if method.raw_access:
+        return float(parameters["iterations"] * parameters["batch_size"])
     queried = sum(event.sampling_rate * event.steps * records for event in method.queries())
     generated = parameters.get("iterations", 0) * parameters.get("batch_size", 2 * parameters.get("fakes_per_class", 0))
     single = "steps" not in parameters or parameters["steps"] == 1

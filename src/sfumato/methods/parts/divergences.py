@@ -1,8 +1,8 @@
-"""Divergences between a batch and a distribution, in a form that DP can train: functions of a mean embedding.
+"""Divergences between a batch and a distribution, as functions of a mean embedding, which DP-SGD can train.
 
-A loss that looks at a whole batch cannot be clipped record by record. But if it is a function D of the batch's mean
-embedding m = mean ψ(x_i), its gradient at a noisy m̃ is a sum over records: ⟨∇D(m̃), ψ(x_i)⟩ is a loss of one record.
-So ask for m̃ first (``noisy_sum``, ‖ψ‖ ≤ 1), then for an ordinary clipped gradient in the same step. Any method may.
+A loss of a whole batch cannot be clipped record by record. If it is a function D of the mean embedding m = mean ψ(x_i),
+its gradient at a noisy mean m̃ is a sum over records, because ⟨∇D(m̃), ψ(x_i)⟩ is a loss of one record. So a step first
+asks for m̃ (``noisy_sum``, ‖ψ‖ ≤ 1) and then for an ordinary clipped gradient.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from sfumato.networks.priors import Prior, log_normal
 CAUCHY_SCALES = (0.2, 0.4, 1.0, 2.0, 4.0, 10.0)
 
 
-def slope(distance: Callable[[Tensor], Tensor], mean: Tensor) -> Tensor:
-    """∇D(m̃): what one record's embedding is multiplied by. ``distance`` is any differentiable D of a mean embedding.
+def gradient_of(distance: Callable[[Tensor], Tensor], mean: Tensor) -> Tensor:
+    """∇D(m̃), the weights of a record's embedding in its loss; ``distance`` is any differentiable D.
 
-    >>> slope(lambda mean: mean.square().sum(), torch.tensor([1.0, -2.0]))
+    >>> gradient_of(lambda mean: mean.square().sum(), torch.tensor([1.0, -2.0]))
     tensor([ 2., -4.])
     """
     with torch.enable_grad():
@@ -33,35 +33,36 @@ def slope(distance: Callable[[Tensor], Tensor], mean: Tensor) -> Tensor:
 
 
 class Divergence(ABC):
-    """How far a batch of posteriors is from a prior, by its mean embedding."""
+    """A divergence of a batch of posteriors from a prior, by its mean embedding."""
 
     @abstractmethod
     def embed(self, posterior: Posterior, noise: Tensor) -> Tensor:
-        """``[rows, features]`` of norm at most 1, row by row; ``noise`` is standard normal, ``[rows, code]``."""
+        """Embeddings ``[B, features]`` of norm at most 1; ``noise`` is standard normal, ``[B, latent_dim]``."""
 
     @abstractmethod
     def distance(self, mean: Tensor) -> Tensor:
-        """D(m), one number."""
+        """D(m), a scalar."""
 
     def between(self, embedded: Tensor) -> Tensor:
-        """D for a whole batch or group, from its rows' embeddings."""
+        """D of a batch or group from the embeddings of its rows."""
         return self.distance(embedded.mean(0))
 
 
 class CauchyMMD(Divergence):
     """Squared maximum mean discrepancy with k(x, y) = mean over dimensions and scales s of s / (s + (x_d − y_d)²).
 
-    The Cauchy kernel's waves are Laplace distributed with scale 1/√s; ``waves`` quantiles of each scale stand for it,
-    so that the features are constants and no draw needs to be kept.
+    The spectral measure of the Cauchy kernel is a Laplace distribution of scale 1/√s. ``frequencies`` quantiles of it
+    for each scale give features that are constants, so that no random draw has to be kept.
     """
 
-    def __init__(self, prior: Prior, *, waves: int = 2) -> None:
-        shares = (torch.arange(waves, dtype=torch.float64) + 0.5) / waves
-        each = [-torch.log1p(-shares) / math.sqrt(scale) for scale in CAUCHY_SCALES]
+    def __init__(self, prior: Prior, *, frequencies: int = 2) -> None:
+        """Compute the features' frequencies and the prior's embedding."""
+        quantiles = (torch.arange(frequencies, dtype=torch.float64) + 0.5) / frequencies
+        each = [-torch.log1p(-quantiles) / math.sqrt(scale) for scale in CAUCHY_SCALES]
         self.frequencies = torch.cat(each)
-        cosine, sine = prior.wave(self.frequencies)
-        self._size = math.sqrt(prior.code * len(self.frequencies))
-        self._target = torch.cat([cosine, sine]).expand(prior.code, -1).flatten() / self._size
+        cosine, sine = prior.characteristic_function(self.frequencies)
+        self._size = math.sqrt(prior.latent_dim * len(self.frequencies))
+        self._target = torch.cat([cosine, sine]).expand(prior.latent_dim, -1).flatten() / self._size
 
     def embed(self, posterior: Posterior, noise: Tensor) -> Tensor:
         angles = posterior.draw(noise)[:, :, None] * self.frequencies.to(noise)
@@ -71,7 +72,7 @@ class CauchyMMD(Divergence):
         return (mean - self._target.to(mean)).square().sum()
 
     def between(self, embedded: Tensor) -> Tensor:
-        """The unbiased estimate: every embedding has norm 1, so the pairs i = i are known and taken out."""
+        """The unbiased estimate: every embedding has norm 1, so the pairs i = i are known and are taken out."""
         count, mean = len(embedded), embedded.mean(0)
         target = self._target.to(mean)
         own = (count * mean.square().sum() - 1) / max(1, count - 1) if count > 1 else mean.square().sum()
@@ -81,20 +82,21 @@ class CauchyMMD(Divergence):
 class ForwardKL(Divergence):
     """KL(p ‖ q) up to a constant, q the average posterior: −mean_j log q(z_j) at fixed draws z_j of the prior.
 
-    Both sides are widened by a normal of ``bandwidth``, for a posterior that is far from z_j has no slope there.
-    Densities are divided by a constant that brings ‖ψ‖ near 1, and clipped to it; the constant does not move the
-    logarithm's slope. Below ``floor`` the logarithm goes on as a straight line: noise may make a density negative.
+    Both sides are convolved with a normal distribution of ``bandwidth``, because the density of a distant posterior
+    has no gradient at z_j. Densities are scaled by a constant that brings ‖ψ‖ near 1, and clipped to norm 1; the
+    constant does not change the gradient of the logarithm. Below ``floor`` the logarithm is continued linearly,
+    because noise can make a density negative.
     """
 
     def __init__(self, prior: Prior, *, points: int = 64, bandwidth: float = 0.2, floor: float = 1e-3) -> None:
         self.points = prior.draw(points)
         self.points = self.points + bandwidth * torch.randn_like(self.points)
         self.bandwidth, self.floor = bandwidth, floor
-        peak = (math.sqrt(2 * math.pi) * max(bandwidth, 1e-3)) ** -prior.code
-        self._scale = 1.0 / (peak * math.sqrt(points / 2**prior.code))
+        peak = (math.sqrt(2 * math.pi) * max(bandwidth, 1e-3)) ** -prior.latent_dim
+        self._scale = 1.0 / (peak * math.sqrt(points / 2**prior.latent_dim))
 
     def embed(self, posterior: Posterior, noise: Tensor) -> Tensor:
-        width = (posterior.deviation.square() + self.bandwidth**2).sqrt()
+        width = (posterior.std.square() + self.bandwidth**2).sqrt()
         points = self.points.to(posterior.mean)
         values = log_normal(points, posterior.mean[:, None], width[:, None]).sum(-1).exp() * self._scale
         return values / values.norm(dim=1, keepdim=True).clamp(min=1.0)

@@ -1,57 +1,64 @@
-"""What is known about the classes' summed features, and how far a batch of fakes is from it."""
+"""Running averages of noisy feature sums, and the distance of generated images to them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from sfumato.methods.parts.class_counts import divisors
 from sfumato.privacy import Counts
 
 
-class Aggregate(nn.Module):
-    """A running average of noisy sums, ``[classes, length]``; their last column counts the rows, ``count`` for each.
+class FeatureAggregate(nn.Module):
+    """A running average of noisy sums ``[classes, length]``, whose last column counts the rows.
 
-    Averaging released answers is free. While the features stay as they are every answer counts alike (``decay`` 1);
-    while they move, old answers must fade.
+    Averaging released answers is post-processing. While the features are fixed every answer has the same weight
+    (``decay`` 1); while they are trained, older answers must be forgotten.
     """
 
-    def __init__(self, classes: int, length: int, *, count: float, decay: float = 1.0) -> None:
+    total: Tensor
+    counted: Tensor
+    weight: Tensor
+
+    def __init__(self, classes: int, length: int, *, count_value: float, decay: float = 1.0) -> None:
+        """Start at zero; each row contributes ``count_value`` to the last column."""
         super().__init__()
-        self.count, self.decay = count, decay
+        self.count_value, self.decay = count_value, decay
         self.register_buffer("total", torch.zeros(classes, length))
         self.register_buffer("counted", torch.zeros(classes))
         self.register_buffer("weight", torch.zeros(2))
 
-    def add(self, answer: Tensor, *, rate: float) -> None:
-        """One noisy sum over a batch that was drawn at ``rate``."""
-        total, counted, weight = (self.get_buffer(name) for name in ("total", "counted", "weight"))
-        total.mul_(self.decay).add_(answer / rate)
-        counted.add_(answer[:, -1] / (rate * self.count))
-        weight.mul_(weight.new_tensor([self.decay, 1.0])).add_(1.0)
+    def add(self, answer: Tensor, *, sampling_rate: float) -> None:
+        """Add one noisy sum over a batch that was drawn at ``sampling_rate``."""
+        self.total.mul_(self.decay).add_(answer / sampling_rate)
+        self.counted.add_(answer[:, -1] / (sampling_rate * self.count_value))
+        self.weight.mul_(self.weight.new_tensor([self.decay, 1.0])).add_(1.0)
 
     @property
     def counts(self) -> Counts:
-        """Noisy class sizes, from all answers: how many rows there are does not change with the features."""
-        return Counts(self.get_buffer("counted") / self.get_buffer("weight")[1].clamp(min=1.0))
+        """Noisy class counts from all answers; the number of rows does not change with the features."""
+        return Counts(self.counted / self.weight[1].clamp(min=1.0))
 
     @property
     def sizes(self) -> Tensor:
-        """Class sizes to divide by: one of which nothing but noise is known does not blow the noise up."""
-        counts = self.counts
-        return counts.values.clamp(min=max(1.0, counts.total / (100 * len(counts.values))))
+        """Class counts to divide by."""
+        return divisors(self.counts)
 
     @property
     def means(self) -> Tensor:
-        """Each class's mean vector."""
-        return self.get_buffer("total") / self.get_buffer("weight")[0].clamp(min=1e-12) / self.sizes[:, None]
+        """The mean feature vector of each class."""
+        return self.total / self.weight[0].clamp(min=1e-12) / self.sizes[:, None]
 
 
-def distance(vectors: Tensor, means: Tensor) -> Tensor:
-    """Σ over classes of |E v − mean|² less what does not depend on the ``[classes, fakes, length]`` vectors.
+def mean_distance(vectors: Tensor, means: Tensor) -> Tensor:
+    """Unbiased estimate of Σ over classes of ‖E v − mean‖², up to a constant.
 
-    The pairs of a fake with itself are left out: they would reward fakes for being alike.
+    Args:
+        vectors: Features of generated images, ``[classes, images, length]``. The pairs of an image with itself are
+            left out, because they would reward images for being alike.
+        means: The means to match, ``[classes, length]``.
     """
-    fakes = vectors.shape[1]
+    images = vectors.shape[1]
     total = vectors.sum(1)
-    own = (total.square().sum(1) - vectors.square().sum((1, 2))) / (fakes * (fakes - 1))
-    return (own - 2.0 * (total / fakes * means).sum(1)).sum()
+    own = (total.square().sum(1) - vectors.square().sum((1, 2))) / (images * (images - 1))
+    return (own - 2.0 * (total / images * means).sum(1)).sum()

@@ -1,52 +1,78 @@
-"""A start from public images: features that tell their classes apart, and a generator of such images."""
+"""Pre-training on public images: features that separate their classes, and a generator of such images."""
 
 from __future__ import annotations
 
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.data import PublicImages
-from sfumato.methods.parts.feature_aggregate import distance
+from sfumato.methods.parts.feature_aggregate import mean_distance
 from sfumato.networks.dcgan import Front, Generator
 
 
-def start_from_public(
-    path: str, front: Front, generator: Generator | None, *, batch: int, iterations: int, rate: float = 0.001
+def pretrain_on_public_images(
+    path: str,
+    front: Front,
+    generator: Generator | None,
+    *,
+    batch: int,
+    iterations: int,
+    learning_rate: float = 0.001,
 ) -> None:
-    """Train the front as a classifier of the public images' own classes, then the generator on their mean features.
+    """Train ``front`` as a classifier of the public classes, then ``generator`` on their mean features.
 
-    Nothing private is touched. The public labels mean nothing to the private classes, so the generator starts with
-    all of its labels alike.
+    Nothing private is touched. The public labels have no relation to the private classes, so all labels of the
+    generator start alike.
+
+    Args:
+        path: A folder or file of public images.
+        front: The feature extractor; it is changed in place.
+        generator: The generator, or None to leave it as it is.
+        batch: Images in a batch.
+        iterations: Steps of each of the two trainings.
+        learning_rate: The learning rate of Adam.
     """
-    channels, height, width = front.shape
-    public = PublicImages.read(path, size=(height, width), colour="grey" if channels == 1 else "rgb")
-    device = next(front.parameters()).device
-    images, labels = torch.as_tensor(public.pixels), torch.as_tensor(public.labels)
-    linear = nn.Linear(math.prod(front.sizes[-1]), len(public.classes)).to(device)
-    optimizer = torch.optim.Adam([*front.parameters(), *linear.parameters()], lr=rate)
-
-    def draw() -> tuple[torch.Tensor, torch.Tensor]:
-        rows = torch.randint(len(images), (batch,))
-        return images[rows].to(device, linear.weight.dtype) / 255.0, labels[rows].to(device)
-
+    batches = _Batches(path, front, batch)
+    linear = nn.Linear(math.prod(front.sizes[-1]), batches.classes).to(batches.device)
+    optimizer = torch.optim.Adam([*front.parameters(), *linear.parameters()], lr=learning_rate)
     for _ in range(iterations):
-        shown, wanted = draw()
-        loss = F.cross_entropy(linear(front.layers(shown, torch.zeros_like(wanted))[-1].flatten(1)), wanted)
+        images, labels = batches.draw()
+        loss = F.cross_entropy(linear(front.layers(images, torch.zeros_like(labels))[-1].flatten(1)), labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    if generator is None:
-        return
-    optimizer = torch.optim.Adam(generator.parameters(), lr=rate, betas=(0.5, 0.99))
+    if generator is not None:
+        _match_means(front, generator, batches, iterations=iterations, learning_rate=learning_rate)
+
+
+class _Batches:
+    """Random batches of public images."""
+
+    def __init__(self, path: str, front: Front, size: int) -> None:
+        channels, height, width = front.shape
+        public = PublicImages.read(path, size=(height, width), colour="grey" if channels == 1 else "rgb")
+        first = next(front.parameters())
+        self.device, self.dtype, self.size, self.classes = first.device, first.dtype, size, len(public.classes)
+        self.images, self.labels = torch.as_tensor(public.pixels), torch.as_tensor(public.labels)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        rows = torch.randint(len(self.images), (self.size,))
+        return self.images[rows].to(self.device, self.dtype) / 255.0, self.labels[rows].to(self.device)
+
+
+def _match_means(
+    front: Front, generator: Generator, batches: _Batches, *, iterations: int, learning_rate: float
+) -> None:
+    optimizer = torch.optim.Adam(generator.parameters(), lr=learning_rate, betas=(0.5, 0.99))
+    labels = torch.arange(batches.size, device=batches.device) % generator.classes
     for _ in range(iterations):
-        wanted = torch.arange(batch, device=device) % generator.classes
         with torch.no_grad():
-            mean = front(draw()[0], wanted).mean(0, keepdim=True)
+            mean = front(batches.draw()[0], labels).mean(0, keepdim=True)
         optimizer.zero_grad(set_to_none=True)
-        distance(front(generator(wanted), wanted)[None], mean).backward()
+        mean_distance(front(generator(labels), labels)[None], mean).backward()
         optimizer.step()
     front.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""Critics of shards: one small network in as many copies as there are shards, each copy its shard's memory."""
+"""One small critic for every shard of the records, trained without noise and kept as the shard's private state."""
 
 from __future__ import annotations
 
@@ -7,24 +7,30 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector
 
-from sfumato.methods.parts.record_posteriors import improved
 from sfumato.networks.critic import Critic
+from sfumato.training.functional_adam import minimise
 
 
-class Critics:
-    """What a shard remembers is how far its critic has moved from weights that all began with, and that are public."""
+class ShardedCritics:
+    """Copies of one critic, all evaluated side by side.
 
-    def __init__(self, critic: Critic, *, steps: int, rate: float, penalty: float) -> None:
-        self.steps, self.rate, self.penalty = steps, rate, penalty
+    All critics start from the same public weights; the private state of a shard is the offset of its critic's weights
+    from them, ``[shards, parameters]``.
+    """
+
+    def __init__(self, critic: Critic, *, steps: int, learning_rate: float, gradient_penalty: float) -> None:
+        """Take the initial weights from ``critic``; the other arguments are those of each critic's training."""
+        self.steps, self.learning_rate, self.gradient_penalty = steps, learning_rate, gradient_penalty
         self._critic = critic.requires_grad_(False)
         self._shapes = {name: weight.shape for name, weight in critic.named_parameters()}
         self.start = parameters_to_vector(critic.parameters())
 
     def __len__(self) -> int:
+        """The number of parameters of one critic."""
         return len(self.start)
 
-    def values(self, moved: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        """``[owners, rows]``, each owner's critic on its own ``[owners, rows, ...]`` images."""
+    def values(self, offsets: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        """Each shard's critic on its own images ``[shards, rows, C, H, W]``: values ``[shards, rows]``."""
 
         def one(weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
             pieces = weights.split([shape.numel() for shape in self._shapes.values()])
@@ -32,28 +38,36 @@ class Critics:
             found: Tensor = functional_call(self._critic, own, (images, labels))
             return found
 
-        return torch.vmap(one)(self.start + moved, images, labels)
+        return torch.vmap(one)(self.start + offsets, images, labels)
 
-    def slopes(self, moved: Tensor, images: Tensor, labels: Tensor, *, graph: bool = False) -> Tensor:
-        """Where each critic wants each image to go."""
+    def image_gradients(self, offsets: Tensor, images: Tensor, labels: Tensor, *, create_graph: bool = False) -> Tensor:
+        """The gradient of each critic's value with respect to each image, in the shape of the images."""
         with torch.enable_grad():
             images = images.detach().requires_grad_()
-            (found,) = torch.autograd.grad(self.values(moved, images, labels).sum(), images, create_graph=graph)
+            values = self.values(offsets, images, labels)
+            (found,) = torch.autograd.grad(values.sum(), images, create_graph=create_graph)
         return found
 
     def trained(
-        self, moved: Tensor, images: Tensor, fakes: Tensor, labels: Tensor, shares: Tensor, mixes: Tensor
+        self, offsets: Tensor, images: Tensor, fakes: Tensor, labels: Tensor, shares: Tensor, mixes: Tensor
     ) -> Tensor:
-        """After ``steps`` steps each, real rows against as many fakes of the same labels, with gradient penalty.
+        """The offsets after ``steps`` steps of each critic on its own shard (Wasserstein loss, gradient penalty).
 
-        ``mixes`` ``[owners, rows, steps]`` say where between its real and its fake image a row's slope is looked at.
+        Args:
+            offsets: Private state of the shards, ``[shards, parameters]``.
+            images: Real images, ``[shards, rows, C, H, W]``.
+            fakes: As many generated images of the same labels.
+            labels: Labels, ``[shards, rows]``.
+            shares: Weights of the rows, 0 for padding.
+            mixes: Interpolation weights of the gradient penalty, ``[shards, rows, steps]``.
         """
 
-        def bound(moved: Tensor, number: int) -> Tensor:
+        def loss(offsets: Tensor, number: int) -> Tensor:
             mix = mixes[:, :, number, None, None, None]
-            slopes = self.slopes(moved, mix * images + (1.0 - mix) * fakes, labels, graph=True)
-            steep = torch.sqrt(slopes.flatten(2).square().sum(2) + 1e-12)
-            gain = self.values(moved, images, labels) - self.values(moved, fakes, labels)
-            return (shares * (self.penalty * (steep - 1.0).square() - gain)).sum()
+            mixed = mix * images + (1.0 - mix) * fakes
+            gradients = self.image_gradients(offsets, mixed, labels, create_graph=True)
+            norms = torch.sqrt(gradients.flatten(2).square().sum(2) + 1e-12)
+            gain = self.values(offsets, images, labels) - self.values(offsets, fakes, labels)
+            return (shares * (self.gradient_penalty * (norms - 1.0).square() - gain)).sum()
 
-        return improved(moved, bound, steps=self.steps, rate=self.rate, within=lambda values: values)
+        return minimise(loss, offsets, steps=self.steps, learning_rate=self.learning_rate)

@@ -1,186 +1,280 @@
-"""DP²-VAE as published: an encoder for each subset of the records, trained without noise. It needs the raw records.
+"""DP²-VAE as published: an encoder for each subset of the records, trained without noise.
 
-An encoder has seen every record of its subset, so each of them moves the gradients of all others, and a clip per record
-bounds nothing. What this trains is released under no guarantee.
+An encoder has seen every record of its subset, so each record moves the gradients of all others, and a clip norm per
+record bounds nothing. The algorithm needs the raw records and carries no guarantee.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from sfumato.networks.variational import Autoencoding
-from sfumato.privacy import Curator
+from sfumato.methods.base import Method
+from sfumato.methods.parts.record_posteriors import LatentGenerator
+from sfumato.methods.published.raw_records import RawRecords
+from sfumato.networks.pixels import Shape
+from sfumato.networks.variational import ConvolutionalVAE, Decoder, Encoder, channels_of
+from sfumato.privacy import Block, Budget, Counts, Curator, Plan, SubsampledGaussian
 from sfumato.privacy.gradients import Batch, clipped_sum
 from sfumato.privacy.randomness import Draws
+from sfumato.training.functional_adam import adam_update
 
 Weights = dict[str, Tensor]
 
-_FAST, _SLOW, _TINY = 0.9, 0.999, 1e-8
-_ROOM = 0.25  # of a device's free memory is for a stack of models
-_ON_CPU = 1 << 30  # bytes for a stack there
-_COPIES = 8  # a model's weights, gradient, two moments, and about as much again for what a step computes
+_DELTA = 1e-5  # of the paper's claims
+_BETA2 = 0.999
+_MEMORY_SHARE = 0.25  # of a device's free memory for a stack of models
+_CPU_BYTES = 1 << 30  # for a stack of models on a CPU
+_COPIES = 8  # weights, gradients and two moments of a model, and about as much again for activations
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Algorithms 1 and 2, with what the paper leaves open said."""
+class DP2VAEPublished(Method):
+    """Both stages of DP²-VAE (Jiang et al., 2022), Algorithms 1 and 2.
 
-    encoders: int
-    pretraining: int
-    train_encoders: bool
-    iterations: int
-    batch: int
-    clip: float
-    learning_rate: float
-    noise_multiplier: float
-    """Of the noise against the movement the paper claims, 2·clip for the sum."""
+    Guarantee: none. The noise is the one that the paper's proof asks for at ``claimed_epsilon``; the proof bounds the
+    sensitivity of a sum by twice the clip norm, which an encoder shared by the records of a subset invalidates.
+
+    Differs from the paper: nothing that is known; the batch size and the learning rates are not in the paper.
+
+    >>> from sfumato.privacy import NoGuarantee
+    >>> DP2VAEPublished().plan(NoGuarantee()).events
+    ()
+    """
+
+    name: ClassVar[str] = "dp2-vae-published"
+    paper: ClassVar[str] = "Jiang, Zhang, Karami, Chen, Shao, Yu: DP²-VAE (2022)"
+    variants: ClassVar[Mapping[str, str]] = {
+        "published": "encoders trained on subsets without noise: raw access, no guarantee"
+    }
+    raw_access: ClassVar[bool] = True
+
+    latent_dim: int = 8
+    width: int = 512
+    encoders: int = 1000
+    pretraining_steps: int = 100
+    train_encoders: bool = True
+    iterations: int = 10_000
+    batch_size: int = 60
+    clip_norm: float = 0.1
+    learning_rate: float = 1e-3
+    claimed_epsilon: float = 10.0
+    temperature: float = 1.0
+
+    @classmethod
+    def small(cls, variant: str = "certified") -> Self:
+        """The smallest configuration, for tests and audits."""
+        return cls(
+            variant=variant,
+            latent_dim=3,
+            width=4,
+            encoders=2,
+            pretraining_steps=5,
+            iterations=2,
+            clip_norm=0.01,
+            claimed_epsilon=1.0,
+        )
+
+    def queries(self) -> tuple[SubsampledGaussian, ...]:
+        """None: it reads the records themselves."""
+        return ()
+
+    def claim(self) -> dict[str, Any]:
+        """The paper's ε."""
+        return {"epsilon": self.claimed_epsilon, "delta": _DELTA, "by": self.paper}
+
+    def build(self, shape: Shape, classes: int) -> LatentGenerator:
+        """The decoder, with a standard normal prior."""
+        return LatentGenerator(self._decoder(shape, classes), classes, self.latent_dim)
+
+    def _decoder(self, shape: Shape, classes: int) -> Decoder:
+        channels = channels_of(shape, self.width, narrowing=True)
+        return Decoder(shape, latent_dim=self.latent_dim, channels=channels, labels=classes)
+
+    def _vae(self, shape: Shape, classes: int) -> ConvolutionalVAE:
+        channels = channels_of(shape, self.width, narrowing=True)
+        encoder = Encoder(shape, latent_dim=self.latent_dim, channels=channels, labels=classes)
+        return ConvolutionalVAE(encoder, self._decoder(shape, classes))
+
+    def noise_multiplier(self) -> float:
+        """The noise for ``claimed_epsilon`` by the paper's proof: one subset in ``encoders`` is sampled each time."""
+        rate, steps = 1 / self.encoders, self.iterations
+        claimed = SubsampledGaussian("claimed", (Block("gradient"),), sampling_rate=rate, steps=steps)
+        return Plan.calibrated((claimed,), Budget(self.claimed_epsilon, _DELTA)).events[0].noise_multiplier
+
+    def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
+        """Algorithm 1 for the encoders, then Algorithm 2 for the decoder."""
+        # Version 0.1.0 drew two sets of initial weights; seeded runs keep their bits.
+        released, _ = (self.build(curator.shape, len(curator.classes)).to(curator.device) for _ in range(2))
+        records = RawRecords(curator, "DP²-VAE's encoders are trained on the records without noise, and shared by them")
+        subsets = _subsets(len(records), self.encoders)
+        vae = self._vae(curator.shape, len(curator.classes)).to(curator.device)
+        if subsets:
+            training = _Training(self, curator, records, vae, subsets)
+            training.pretrain()
+            training.train_decoder(self.noise_multiplier())
+        released.decoder.load_state_dict(vae.decoder.state_dict())
+        return released, None
+
+    def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
+        """Images of codes from the prior."""
+        if not isinstance(model, LatentGenerator):
+            raise TypeError(f"a decoder with a prior is needed, not {type(model).__name__}")
+        return torch.sigmoid(model.decoder(model.draw(labels, temperature=self.temperature), labels))
 
 
-class Adam:
-    """Adam for stacked weights, of which any slice may be moved alone."""
+class StackedAdam:
+    """Adam for stacked weights, of which all models or a single one can take a step."""
 
     def __init__(self, weights: Mapping[str, Tensor], count: int) -> None:
-        self.fast = {name: torch.zeros_like(value) for name, value in weights.items()}
-        self.slow = {name: torch.zeros_like(value) for name, value in weights.items()}
+        """Start the moving averages of ``count`` models at zero."""
+        self.exp_avg = {name: torch.zeros_like(value) for name, value in weights.items()}
+        self.exp_avg_sq = {name: torch.zeros_like(value) for name, value in weights.items()}
         self.taken = torch.zeros(count, device=next(iter(weights.values())).device)
 
     @torch.no_grad()
-    def step(self, weights: Weights, gradient: Mapping[str, Tensor], rate: float, *, at: int | None = None) -> None:
-        """Move all models, or the one at ``at``, whose gradient then has no first dimension."""
-        place: slice = slice(None) if at is None else slice(at, at + 1)
+    def step(
+        self, weights: Weights, gradient: Mapping[str, Tensor], learning_rate: float, *, index: int | None = None
+    ) -> None:
+        """Move all models, or the one at ``index``, whose gradient then has no first dimension."""
+        place = slice(None) if index is None else slice(index, index + 1)
         self.taken[place] += 1
         for name, value in weights.items():
-            change = gradient[name] if at is None else gradient[name][None]
-            fast, slow = self.fast[name][place], self.slow[name][place]
-            fast.lerp_(change, 1 - _FAST)
-            slow.lerp_(change.square(), 1 - _SLOW)
-            taken = self.taken[place].view(-1, *[1] * (value.ndim - 1))
-            wide = (slow / (1 - _SLOW**taken)).sqrt() + _TINY
-            value[place] -= rate * (fast / (1 - _FAST**taken)) / wide
+            change, exp_avg, exp_avg_sq = adam_update(
+                gradient[name] if index is None else gradient[name][None],
+                self.exp_avg[name][place],
+                self.exp_avg_sq[name][place],
+                step=self.taken[place].view(-1, *[1] * (value.ndim - 1)),
+                learning_rate=learning_rate,
+                beta2=_BETA2,
+            )
+            self.exp_avg[name][place], self.exp_avg_sq[name][place] = exp_avg, exp_avg_sq
+            value[place] -= change
 
 
-def stacked(model: nn.Module, count: int) -> Weights:
-    """Fresh weights for ``count`` models, drawn as torch draws the template's: uniform, as far as each layer's go."""
+def stacked_weights(model: nn.Module, count: int) -> Weights:
+    """Initial weights for ``count`` models, uniform within the range of the template's, layer by layer."""
     return {
         name: (2.0 * torch.rand(count, *value.shape, device=value.device, dtype=value.dtype) - 1.0) * value.abs().max()
         for name, value in model.state_dict().items()
     }
 
 
-def train(curator: Curator, build: Callable[[], Autoencoding], recipe: Recipe) -> Autoencoding:
-    """Both stages. What comes back holds the decoder, and the encoder that was used last."""
-    pixels, classes = curator.open("DP²-VAE's encoders are trained on the records without noise, and shared by them")
-    images, labels = torch.as_tensor(pixels), torch.as_tensor(np.asarray(classes, dtype=np.int64))
-    subsets = _subsets(len(images), recipe.encoders)
-    model = build().to(curator.device)
-    if not subsets:
-        return model
-
-    def take(rows: Tensor) -> tuple[Tensor, Tensor]:
-        scale = 255.0 if images.dtype == torch.uint8 else 1.0
-        found = images[rows].to(curator.device, torch.get_default_dtype()) / scale
-        return found, labels[rows].to(curator.device)
-
-    encoders = stacked(model.encoder, len(subsets))
-    if recipe.pretraining:
-        size = _stack_size(model, curator.device)
-        stacks = range(0, len(subsets), size)
-        for start in curator.track(stacks, "pre-training", len(stacks)):
-            found = _pretrained(model, subsets[start : start + size], take, recipe)
-            for name, value in found.items():
-                encoders[name][start : start + size] = value
-    _second_stage(curator, model, encoders, subsets, take, recipe)
-    return model
-
-
 def _subsets(records: int, count: int) -> list[Tensor]:
-    """Every record's subset by a draw of its own, so that taking a record out deals no other one anew."""
+    """The rows of every subset. Each record's subset is drawn independently, so removing one moves no other."""
     random = np.random.default_rng(int(torch.randint(2**62, ())))
     drawn = torch.from_numpy(random.integers(count, size=records))
     return [rows for number in range(count) if len(rows := (drawn == number).nonzero()[:, 0])]
 
 
-def _stack_size(model: nn.Module, device: torch.device) -> int:
-    free = _ON_CPU
-    if device.type == "cuda":
-        free = int(_ROOM * torch.cuda.mem_get_info(device)[0])
-    size = sum(value.numel() * value.element_size() for value in model.parameters())
-    return max(1, free // (_COPIES * size))
+class _Training:
+    """The two stages on the raw records."""
 
+    def __init__(
+        self,
+        method: DP2VAEPublished,
+        curator: Curator,
+        records: RawRecords,
+        vae: ConvolutionalVAE,
+        subsets: list[Tensor],
+    ) -> None:
+        self.method, self.curator, self.records, self.vae, self.subsets = method, curator, records, vae, subsets
+        self.encoders = stacked_weights(vae.encoder, len(subsets))
 
-def _pretrained(
-    model: Autoencoding, subsets: list[Tensor], take: Callable[[Tensor], tuple[Tensor, Tensor]], recipe: Recipe
-) -> Weights:
-    """Algorithm 1 for a stack of encoders at once, each with a new decoder of its own."""
-    weights = stacked(model, len(subsets))
-    optimizer = Adam(weights, len(subsets))
-    code = model.encoder.code
+    def pretrain(self) -> None:
+        """Algorithm 1: every encoder on its own subset, as many at a time as the memory holds."""
+        if not self.method.pretraining_steps:
+            return
+        size = self._stack_size()
+        stacks = range(0, len(self.subsets), size)
+        for start in self.curator.track(stacks, "pre-training", len(stacks)):
+            trained = self._pretrained(self.subsets[start : start + size])
+            for name, value in trained.items():
+                self.encoders[name][start : start + size] = value
 
-    def bound(own: Weights, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-        return functional_call(model, own, (images, labels, noise)).mean()
+    def _stack_size(self) -> int:
+        device, free = self.curator.device, _CPU_BYTES
+        if device.type == "cuda":
+            free = int(_MEMORY_SHARE * torch.cuda.mem_get_info(device)[0])
+        size = sum(value.numel() * value.element_size() for value in self.vae.parameters())
+        return max(1, free // (_COPIES * size))
 
-    gradients = torch.vmap(grad(bound))
-    for _ in range(recipe.pretraining):
-        # With replacement: a subset smaller than the batch can fill one all the same.
-        rows = torch.stack([own[torch.randint(len(own), (recipe.batch,))] for own in subsets])
-        images, labels = take(rows)
-        noise = torch.randn(*rows.shape, code, device=images.device, dtype=images.dtype)
-        found = gradients(weights, images, labels, noise)
-        for half in ("encoder.", "decoder."):
-            names = [name for name in found if name.startswith(half)]
-            norm = torch.stack([found[name].flatten(1).square().sum(1) for name in names]).sum(0).sqrt()
-            factor = (recipe.clip / norm.clamp(min=1e-30)).clamp(max=1.0).nan_to_num()
-            for name in names:
-                found[name] = found[name] * factor.view(-1, *[1] * (found[name].ndim - 1))
-        optimizer.step(weights, {name: value.nan_to_num() for name, value in found.items()}, recipe.learning_rate)
-    return {name.removeprefix("encoder."): value for name, value in weights.items() if name.startswith("encoder.")}
+    def _pretrained(self, subsets: list[Tensor]) -> Weights:
+        """The weights of a stack of encoders, each trained with a new decoder of its own."""
+        weights = stacked_weights(self.vae, len(subsets))
+        optimizer = StackedAdam(weights, len(subsets))
 
+        def negative_elbo(own: Weights, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+            rows: Tensor = functional_call(self.vae, own, (images, labels, noise))
+            return rows.mean()
 
-def _second_stage(
-    curator: Curator,
-    model: Autoencoding,
-    encoders: Weights,
-    subsets: list[Tensor],
-    take: Callable[[Tensor], tuple[Tensor, Tensor]],
-    recipe: Recipe,
-) -> None:
-    """Algorithm 2: the decoder by noisy clipped sums, the encoder that was asked by its own plain ones."""
-    clip = {"decoder": recipe.clip} | ({"encoder": recipe.clip} if recipe.train_encoders else {})
-    model.encoder.requires_grad_(recipe.train_encoders)
-    decoder = torch.optim.Adam(model.decoder.parameters(), lr=recipe.learning_rate)
-    optimizer = Adam(encoders, len(subsets)) if recipe.train_encoders else None
-    names = [name for name, _ in model.decoder.named_parameters()]
+        gradients: Callable[..., Weights] = torch.vmap(grad(negative_elbo))
+        for _ in range(self.method.pretraining_steps):
+            # With replacement: a subset that is smaller than the batch can fill one.
+            rows = torch.stack([own[torch.randint(len(own), (self.method.batch_size,))] for own in subsets])
+            images, labels = self.records.take(rows)
+            noise = torch.randn(*rows.shape, self.method.latent_dim, device=images.device, dtype=images.dtype)
+            clipped = _clip_halves(gradients(weights, images, labels, noise), self.method.clip_norm)
+            optimizer.step(weights, clipped, self.method.learning_rate)
+        prefix = "encoder."
+        return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
-    def loss(model: Autoencoding, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
-        return model(images, labels, random.normal("latent", model.encoder.code))
+    def train_decoder(self, noise_multiplier: float) -> None:
+        """Algorithm 2: the decoder by noisy clipped sums, the sampled encoder by its own sums without noise."""
+        method, vae = self.method, self.vae
+        clip_norm = {"decoder": method.clip_norm} | ({"encoder": method.clip_norm} if method.train_encoders else {})
+        vae.encoder.requires_grad_(method.train_encoders)
+        decoder = torch.optim.Adam(vae.decoder.parameters(), lr=method.learning_rate)
+        optimizer = StackedAdam(self.encoders, len(self.subsets))
+        for iteration in self.curator.track(range(method.iterations), "decoder", method.iterations):
+            chosen = int(torch.randint(len(self.subsets), ()))
+            batch = self._batch(self.subsets[chosen], iteration)
+            vae.encoder.load_state_dict({name: value[chosen] for name, value in self.encoders.items()})
+            sums = clipped_sum(vae, self._loss, batch, clip_norm)
+            self._noisy_decoder_gradient(sums, noise_multiplier)
+            decoder.step()
+            if method.train_encoders:
+                rows = len(batch.images)
+                gradient = {n: (sums[f"encoder.{n}"] / rows).to(value.dtype) for n, value in self.encoders.items()}
+                optimizer.step(self.encoders, gradient, method.learning_rate, index=chosen)
+        vae.encoder.requires_grad_(True)
 
-    for iteration in curator.track(range(recipe.iterations), "decoder", recipe.iterations):
-        chosen = int(torch.randint(len(subsets), ()))
-        own = subsets[chosen]
-        rows = own[torch.randperm(len(own))[: recipe.batch]] if len(own) > recipe.batch else own
-        model.encoder.load_state_dict({name: value[chosen] for name, value in encoders.items()})
-        images, labels = take(rows)
+    def _batch(self, own: Tensor, iteration: int) -> Batch:
+        size = self.method.batch_size
+        rows = own[torch.randperm(len(own))[:size]] if len(own) > size else own
+        images, labels = self.records.take(rows)
         random = Draws((iteration, 0), rows.to(images.device), torch.zeros_like(labels))
-        batch = Batch(images, labels, random, torch.ones(len(rows), 1, device=images.device, dtype=images.dtype))
-        sums = clipped_sum(model, loss, batch, clip)
-        total = torch.cat([sums[f"decoder.{name}"].flatten() for name in names])
-        noisy = curator.claimed_sum(
-            "decoder",
-            total,
-            claimed_sensitivity=2.0 * recipe.clip,
-            noise_multiplier=recipe.noise_multiplier,
+        return Batch(images, labels, random, torch.ones(len(rows), 1, device=images.device, dtype=images.dtype))
+
+    def _loss(self, model: ConvolutionalVAE, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+        negative_elbo: Tensor = model(images, labels, random.normal("latent", self.method.latent_dim))
+        return negative_elbo
+
+    def _noisy_decoder_gradient(self, sums: Mapping[str, Tensor], noise_multiplier: float) -> None:
+        """Leave the noisy sum, divided by the batch size, in the decoder's ``grad``."""
+        parameters = dict(self.vae.decoder.named_parameters())
+        total = torch.cat([sums[f"decoder.{name}"].flatten() for name in parameters])
+        sensitivity = 2.0 * self.method.clip_norm
+        noisy = self.curator.claimed_sum(
+            "decoder", total, claimed_sensitivity=sensitivity, noise_multiplier=noise_multiplier
         )
-        pieces = noisy.split([sums[f"decoder.{name}"].numel() for name in names])
-        for (_, parameter), piece in zip(model.decoder.named_parameters(), pieces, strict=True):
-            parameter.grad = (piece / recipe.batch).view_as(parameter).to(parameter.dtype)
-        decoder.step()
-        if optimizer is not None:
-            gradient = {name: (sums[f"encoder.{name}"] / len(rows)).to(value.dtype) for name, value in encoders.items()}
-            optimizer.step(encoders, gradient, recipe.learning_rate, at=chosen)
-    model.encoder.requires_grad_(True)
+        pieces = noisy.split([parameter.numel() for parameter in parameters.values()])
+        for parameter, piece in zip(parameters.values(), pieces, strict=True):
+            parameter.grad = (piece / self.method.batch_size).view_as(parameter).to(parameter.dtype)
+
+
+def _clip_halves(gradients: Weights, clip_norm: float) -> Weights:
+    """Gradients of stacked models, clipped for encoder and decoder apart."""
+    for half in ("encoder.", "decoder."):
+        names = [name for name in gradients if name.startswith(half)]
+        norm = torch.stack([gradients[name].flatten(1).square().sum(1) for name in names]).sum(0).sqrt()
+        factor = (clip_norm / norm.clamp(min=1e-30)).clamp(max=1.0).nan_to_num()
+        for name in names:
+            gradients[name] = gradients[name] * factor.view(-1, *[1] * (gradients[name].ndim - 1))
+    return {name: value.nan_to_num() for name, value in gradients.items()}

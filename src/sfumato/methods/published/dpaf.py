@@ -1,154 +1,264 @@
-"""DPAF's Algorithm 1 as printed. It has no guarantee: gradients come from the aggregate before the noise."""
+"""DPAF's Algorithm 1 as published: gradients of the aggregate before the noise is added, so it has no guarantee."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sfumato.networks.dcgan import Back, Front, Generator
-from sfumato.privacy import Block, Budget, Curator, Draws, Plan, SubsampledGaussian
-from sfumato.privacy.gradients import Batch, Clip, Compressed, clipped_sum
+from sfumato.methods.base import Method, check_choices
+from sfumato.methods.published.raw_records import RawRecords
+from sfumato.networks.dcgan import ACTIVATIONS, Back, Front, Generator, split_of
+from sfumato.networks.pixels import Shape
+from sfumato.privacy import Block, Budget, Counts, Curator, Draws, Plan, SubsampledGaussian
+from sfumato.privacy.gradients import Batch, Compressed, clipped_sum
 
-_DELTA = 1e-5
-_SMALL = 0.1  # the ε that the paper gives to conv1 and to the aggregate; conv2 has the rest
+_DELTA = 1e-5  # of the paper's claims
+_SMALL_EPSILON = 0.1  # the paper's share for conv1 and for the aggregate; conv2 has the rest
+_COUNT_SHARE = 0.01  # of a feature vector's squared norm; the sum counts its rows by it
 
 
-class Published:
-    """The raw records, and the steps that Algorithm 1 takes with them."""
+@dataclass(frozen=True)
+class DPAFPublished(Method):
+    """Forward aggregation with a discriminator that is trained on the raw records (Lin et al., 2024).
 
-    def __init__(self, curator: Curator, front: Front, *, batch: int, clip: Clip) -> None:
-        pixels, labels = curator.open("DPAF differentiates the sum over a batch before the noise is added")
-        self.curator, self.front, self.clip = curator, front, clip
-        self.scale = 255.0 if pixels.dtype == np.uint8 else 1.0
-        self.images, self.labels = torch.as_tensor(pixels), torch.as_tensor(labels, dtype=torch.int64)
-        self.size = min(batch, len(pixels))
+    Guarantee: none. The gradients of conv2 are computed from the aggregate without noise, and conv2 and the classifier
+    see all records of a batch, so the sensitivity that the paper's Theorem 6 assumes does not hold.
+
+    Differs from the paper: SGD and Adam with the learning rates given here, which the paper does not state.
+
+    >>> from sfumato.privacy import NoGuarantee
+    >>> DPAFPublished().plan(NoGuarantee()).events
+    ()
+    """
+
+    name: ClassVar[str] = "dpaf-published"
+    paper: ClassVar[str] = "Lin, Hsu, Yu, Cao, Huang: DPAF (2024)"
+    variants: ClassVar[Mapping[str, str]] = {
+        "published": "gradients from the aggregate without noise: raw access, no guarantee"
+    }
+    raw_access: ClassVar[bool] = True
+
+    split: str = "C2-C2-C1"
+    width: int = 16
+    feature_maps: int = 32
+    label_plane: bool = True
+    activation: str = "leaky relu"
+    latent_dim: int = 100
+    generator_width: int = 16
+    iterations: int = 2000
+    batch_size: int = 64
+    clip_norm: float = 0.1
+    compression: float = 0.9
+    quantise: bool = False
+    asymmetry: int = 8
+    discriminator_steps: int = 1
+    learning_rate: float = 2e-4
+    classifier_learning_rate: float = 0.05
+    claimed_epsilon: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        super().__post_init__()
+        check_choices(self, {"activation": tuple(ACTIVATIONS)})
+        split_of(self.split)
+        if min(self.asymmetry, self.discriminator_steps) < 1:
+            raise ValueError("asymmetry and discriminator_steps are at least 1")
+
+    @classmethod
+    def small(cls, variant: str = "certified") -> Self:
+        """The smallest configuration, for tests and audits."""
+        return cls(
+            variant=variant,
+            split="C2-C1-C1",
+            width=4,
+            feature_maps=4,
+            latent_dim=4,
+            generator_width=2,
+            iterations=8,
+            clip_norm=1e-4,
+            compression=1.0,
+            asymmetry=1,
+        )
+
+    def queries(self) -> tuple[SubsampledGaussian, ...]:
+        """None: it reads the records themselves."""
+        return ()
+
+    def claim(self) -> dict[str, Any]:
+        """The paper's ε."""
+        return {"epsilon": self.claimed_epsilon, "delta": _DELTA, "by": self.paper}
+
+    def build(self, shape: Shape, classes: int) -> Generator:
+        """The generator."""
+        return Generator(shape, classes, latent_dim=self.latent_dim, width=self.generator_width)
+
+    def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
+        """Algorithm 1: the classifier for conv1, then the adversarial training."""
+        classes, device = len(curator.classes), curator.device
+        generator = self.build(curator.shape, classes).to(device)
+        first, second, third = split_of(self.split)
+        front = Front(
+            curator.shape,
+            classes,
+            layers=(first, second),
+            width=self.width,
+            feature_maps=self.feature_maps,
+            label_plane=self.label_plane,
+            activation=self.activation,
+            count_share=_COUNT_SHARE,
+        ).to(device)
+        back = Back(front.sizes[-1], classes, layers=third, width=self.width, activation=self.activation).to(device)
+        records = RawRecords(curator, "DPAF differentiates the sum over a batch before the noise is added")
+        if len(records):
+            training = _Training(self, curator, records, generator, front, back)
+            training.train_classifier()
+            training.train()
+        return generator, None
+
+    def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
+        """Images of the generator."""
+        images: Tensor = model(labels)
+        return images
+
+
+class _Training:
+    """The steps of Algorithm 1 on the raw records."""
+
+    def __init__(
+        self,
+        method: DPAFPublished,
+        curator: Curator,
+        records: RawRecords,
+        generator: Generator,
+        front: Front,
+        back: Back,
+    ) -> None:
+        self.method, self.curator, self.records = method, curator, records
+        self.generator, self.front, self.back = generator, front, back
+        self.batch_size = min(method.batch_size, len(records))
+        self.small_epsilon = min(_SMALL_EPSILON, method.claimed_epsilon / 3)
 
     def draw(self) -> tuple[Tensor, Tensor]:
-        """A batch without replacement; everybody, where there are no more."""
-        rows = torch.randperm(len(self.images))[: self.size].sort().values
-        images = self.images[rows].to(self.curator.device, torch.get_default_dtype()) / self.scale
-        return images, self.labels[rows].to(images.device)
+        """A batch without replacement; all records where there are no more."""
+        return self.records.take(torch.randperm(len(self.records))[: self.batch_size].sort().values)
 
-    def multiplier(self, epsilon: float, *, steps: int, batches: int = 1) -> float:
-        """The noise for ``epsilon`` if a record moved the sum by its own clip, which is what the paper assumes."""
-        rate = min(1.0, batches * self.size / len(self.images))
+    def noise_multiplier(self, epsilon: float, *, steps: int, batches: int = 1) -> float:
+        """The noise for ``epsilon`` under the paper's assumption that a record moves a sum by its own clip norm."""
+        rate = min(1.0, batches * self.batch_size / len(self.records))
         event = SubsampledGaussian("claim", (Block("sum"),), sampling_rate=rate, steps=max(1, steps))
         return Plan.calibrated((event,), Budget(epsilon, _DELTA)).events[0].noise_multiplier
 
-    def gradient(self, name: str, front: Front, images: Tensor, labels: Tensor, slope: Tensor, noise: float) -> None:
-        """Every record's Jᵀv, clipped and summed, with noise; v is of the aggregate without noise. Left in ``grad``."""
+    def train_classifier(self) -> None:
+        """Lines 2 to 5: predict a batch's class proportions from its aggregate; only conv1's gradient has noise."""
+        classes, iterations = len(self.curator.classes), self.method.iterations
+        rate = self.method.classifier_learning_rate
+        model = copy.deepcopy(self.front)
+        head = nn.Sequential(nn.Linear(model.length, 64), nn.LeakyReLU(0.2), nn.Linear(64, classes))
+        head = head.to(self.curator.device)
+        plain = [*model.second.parameters(), *head.parameters()]
+        plain_optimizer = torch.optim.SGD(plain, lr=rate)
+        noisy_optimizer = torch.optim.SGD(model.first.parameters(), lr=rate)
+        noise_multiplier = self.noise_multiplier(self.small_epsilon, steps=iterations)
+        for _ in self.curator.track(range(iterations), "classifier", iterations):
+            images, labels = self.draw()
+            model.requires_grad_(True)
+            mean = model(images, labels).mean(0)
+            proportions = F.one_hot(labels, classes).to(images).mean(0)
+            loss = (head(mean).softmax(0) - proportions).square().mean()
+            direction, *gradients = torch.autograd.grad(loss, [mean, *plain], allow_unused=True)
+            for weight, gradient in zip(plain, gradients, strict=True):
+                weight.grad = gradient
+            model.second.requires_grad_(False)
+            self._noisy_gradient("conv1 gradient", model, images, labels, direction, noise_multiplier)
+            plain_optimizer.step()
+            noisy_optimizer.step()
+            model.zero_grad(set_to_none=True)
+            head.zero_grad(set_to_none=True)
+        self.front.first.load_state_dict(model.first.state_dict())
+        self.front.first.requires_grad_(False)
+
+    def train(self) -> None:
+        """Lines 6 onwards: the adversarial training."""
+        method, front, back, generator = self.method, self.front, self.back, self.generator
+        iterations, rate = method.iterations, method.learning_rate
+        aggregate_noise = self.noise_multiplier(self.small_epsilon, steps=iterations)
+        conv2_epsilon, asymmetry = method.claimed_epsilon - 2 * self.small_epsilon, method.asymmetry
+        conv2_noise = self.noise_multiplier(conv2_epsilon, steps=iterations // asymmetry, batches=asymmetry)
+        conv2_optimizer, back_optimizer, generator_optimizer = (
+            torch.optim.Adam(module.parameters(), lr=rate, betas=(0.5, 0.999))
+            for module in (front.second, back, generator)
+        )
+        batches: list[tuple[Tensor, Tensor]] = []
+        for number in self.curator.track(range(1, iterations + 1), "training", iterations):
+            images, labels = self.draw()
+            batches = [*batches, (images, labels)][-asymmetry:]
+            with torch.no_grad():
+                total = front(images, labels).sum(0)
+                fake = front(generator(labels), labels).mean(0)
+            noisy = self.curator.claimed_sum(
+                "aggregate", total, claimed_sensitivity=1.0, noise_multiplier=aggregate_noise
+            )
+            self._discriminator_loss(noisy / len(images), fake).backward()
+            self._step(back_optimizer)
+            if number % asymmetry == 0:
+                images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+                self._conv2_gradient(images, labels, fake, conv2_noise)
+                self._step(conv2_optimizer)
+            if number % method.discriminator_steps == 0:
+                self._generator_loss(labels[: self.batch_size]).backward()
+                self._step(generator_optimizer)
+
+    def _conv2_gradient(self, images: Tensor, labels: Tensor, fake: Tensor, noise_multiplier: float) -> None:
+        """The gradient of conv2 at the aggregate WITHOUT noise, which is what the paper's proof overlooks."""
+        with torch.no_grad():
+            mean = self.front(images, labels).mean(0)
+        mean.requires_grad_(True)
+        direction = torch.autograd.grad(self._discriminator_loss(mean, fake), mean)[0]
+        self._noisy_gradient("conv2 gradient", self.front, images, labels, direction, noise_multiplier)
+
+    def _noisy_gradient(
+        self, name: str, front: Front, images: Tensor, labels: Tensor, direction: Tensor, noise_multiplier: float
+    ) -> None:
+        """Leave the noisy sum of every record's clipped Jᵀv in ``grad``; v is ``direction``."""
+        method = self.method
 
         def loss(model: Front, rows: Tensor, classes: Tensor, random: object) -> Tensor:
-            return (model(rows, classes) * slope).sum(1)
+            return (model(rows, classes) * direction).sum(1)
 
         index = torch.arange(len(images), device=images.device)
         batch = Batch(images, labels, Draws((0, 0), index, index * 0), images.new_ones(len(images), 1))
-        parts = clipped_sum(front, loss, batch, self.clip)
-        bound = self.clip.clip if isinstance(self.clip, Compressed) else self.clip
-        if not isinstance(bound, float):
-            raise TypeError("the published algorithm has one clip norm")
-        total = torch.cat([part.flatten() for part in parts.values()])
-        noisy = self.curator.claimed_sum(name, total, claimed_sensitivity=bound, noise_multiplier=noise)
+        compressed = method.compression < 1 or method.quantise
+        clip = Compressed(method.clip_norm, method.compression, method.quantise) if compressed else method.clip_norm
+        sums = clipped_sum(front, loss, batch, clip)
+        total = torch.cat([part.flatten() for part in sums.values()])
+        noisy = self.curator.claimed_sum(
+            name, total, claimed_sensitivity=method.clip_norm, noise_multiplier=noise_multiplier
+        )
         weights = dict(front.named_parameters())
-        for key, part in zip(parts, noisy.split([part.numel() for part in parts.values()]), strict=True):
+        for key, part in zip(sums, noisy.split([part.numel() for part in sums.values()]), strict=True):
             weights[key].grad = part.view_as(weights[key]).to(weights[key]) / len(images)
 
+    def _discriminator_loss(self, real: Tensor, fake: Tensor) -> Tensor:
+        """The discriminator's loss on a real and a fake aggregate."""
+        label = torch.zeros(1, dtype=torch.int64, device=real.device)
+        real_logit, fake_logit = (self.back(self.front.last_maps(mean[None]), label) for mean in (real, fake))
+        return (F.softplus(-real_logit) + F.softplus(fake_logit)).sum()
 
-def as_published(
-    curator: Curator,
-    generator: Generator,
-    front: Front,
-    back: Back,
-    *,
-    iterations: int,
-    batch: int,
-    clip: Clip,
-    asymmetry: int,
-    critic: int,
-    epsilon: float,
-    learning_rate: float = 2e-4,
-    classifier_learning_rate: float = 0.05,
-) -> None:
-    raw = Published(curator, front, batch=batch, clip=clip)
-    if not raw.size:
-        return
-    small = min(_SMALL, epsilon / 3)
-    _classifier(raw, front, iterations=iterations, epsilon=small, rate=classifier_learning_rate)
-    front.first.requires_grad_(False)
-    aggregate_noise = raw.multiplier(small, steps=iterations)
-    conv2_noise = raw.multiplier(epsilon - 2 * small, steps=iterations // asymmetry, batches=asymmetry)
-    optimizers = [_adam(module, learning_rate) for module in (front.second, back, generator)]
-    batches: list[tuple[Tensor, Tensor]] = []
-    for number in curator.track(range(1, iterations + 1), "training", iterations):
-        images, labels = raw.draw()
-        batches = [*batches, (images, labels)][-asymmetry:]
-        with torch.no_grad():
-            total = front(images, labels).sum(0)
-            fakes = front(generator(labels), labels).mean(0)
-        noisy = curator.claimed_sum("aggregate", total, claimed_sensitivity=1.0, noise_multiplier=aggregate_noise)
-        _filtered(front, back, noisy / len(images), fakes).backward()
-        _step(optimizers[1], front, back)
-        if number % asymmetry == 0:
-            images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-            with torch.no_grad():
-                mean = front(images, labels).mean(0)
-            mean.requires_grad_(True)
-            slope = torch.autograd.grad(_filtered(front, back, mean, fakes), mean)[0]
-            raw.gradient("conv2 gradient", front, images, labels, slope, conv2_noise)
-            _step(optimizers[0], front, back)
-        if number % critic == 0:
-            vectors = front(generator(labels[: raw.size]), labels[: raw.size])
-            place = torch.zeros(len(vectors), dtype=torch.int64, device=vectors.device)
-            F.softplus(-back(front.last_maps(vectors), place)).mean().backward()
-            _step(optimizers[2], front, back)
+    def _generator_loss(self, labels: Tensor) -> Tensor:
+        """The generator's loss on single images."""
+        vectors = self.front(self.generator(labels), labels)
+        label = torch.zeros(len(vectors), dtype=torch.int64, device=vectors.device)
+        return F.softplus(-self.back(self.front.last_maps(vectors), label)).mean()
 
-
-def _classifier(raw: Published, front: Front, *, iterations: int, epsilon: float, rate: float) -> None:
-    """Lines 2 to 5: the batch's class proportions from its aggregate; all layers by SGD, conv1 with noise."""
-    classes, device = len(raw.curator.classes), raw.curator.device
-    model = copy.deepcopy(front)
-    head = nn.Sequential(nn.Linear(front.length, 64), nn.LeakyReLU(0.2), nn.Linear(64, classes)).to(device)
-    plain = torch.optim.SGD([*model.second.parameters(), *head.parameters()], lr=rate)
-    noisy = torch.optim.SGD(model.first.parameters(), lr=rate)
-    noise = raw.multiplier(epsilon, steps=iterations)
-    for _ in raw.curator.track(range(iterations), "classifier", iterations):
-        images, labels = raw.draw()
-        wanted = F.one_hot(labels, classes).to(images).mean(0)
-        model.requires_grad_(True)
-        mean = model(images, labels).mean(0)
-        loss = (head(mean).softmax(0) - wanted).square().mean()
-        slope, *slopes = torch.autograd.grad(
-            loss, [mean, *model.second.parameters(), *head.parameters()], allow_unused=True
-        )
-        for weight, value in zip([*model.second.parameters(), *head.parameters()], slopes, strict=True):
-            weight.grad = value
-        model.second.requires_grad_(False)
-        raw.gradient("conv1 gradient", model, images, labels, slope, noise)
-        plain.step()
-        noisy.step()
-        model.zero_grad(set_to_none=True)
-        head.zero_grad(set_to_none=True)
-    front.first.load_state_dict(model.first.state_dict())
-
-
-def _filtered(front: Front, back: Back, real: Tensor, fake: Tensor) -> Tensor:
-    """The discriminator's loss on two aggregates."""
-    place = torch.zeros(1, dtype=torch.int64, device=real.device)
-    accepted, refused = (back(front.last_maps(mean[None]), place) for mean in (real, fake))
-    return (F.softplus(-accepted) + F.softplus(refused)).sum()
-
-
-def _adam(module: nn.Module, rate: float) -> torch.optim.Adam:
-    return torch.optim.Adam(module.parameters(), lr=rate, betas=(0.5, 0.999))
-
-
-def _step(optimizer: torch.optim.Optimizer, *modules: nn.Module) -> None:
-    """Step, and clear what the backward pass left in the networks it only went through."""
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    for module in modules:
-        module.zero_grad(set_to_none=True)
+    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step, and clear the gradients that the backward pass left in other networks."""
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        for module in (self.front, self.back):
+            module.zero_grad(set_to_none=True)

@@ -1,0 +1,143 @@
+"""DPAF's training of generator and discriminator on noisy aggregates and on generated images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sfumato.methods.parts.feature_aggregate import FeatureAggregate, mean_distance
+from sfumato.networks.dcgan import Back, Front, Generator
+from sfumato.privacy import Draws, NoisyGradient, Step
+from sfumato.privacy.gradients import Batch, clipped_sum
+from sfumato.training.divergence_guard import DivergenceGuard
+from sfumato.training.schedules import set_learning_rate, warmup_cosine_decay
+
+if TYPE_CHECKING:
+    from sfumato.methods.dpaf import DPAF
+
+_BETAS = (0.5, 0.99)
+
+
+def directional_features(front: Front, images: Tensor, labels: Tensor, direction: Tensor) -> Tensor:
+    """⟨v, s_i⟩ for each row i with the direction v of its class, ``[B]``. Its gradient is Jᵀv of that row alone."""
+    return (front(images, labels) * direction[labels]).sum(1)
+
+
+class AggregateGame:
+    """Generator against discriminator. Of the private records it sees the Curator's answers only."""
+
+    def __init__(
+        self, method: DPAF, generator: Generator, front: Front, back: Back, aggregate: FeatureAggregate
+    ) -> None:
+        """Make the optimisers; the layers of ``front`` that require gradients are trained too."""
+        self.method, self.generator, self.front, self.back, self.aggregate = method, generator, front, back, aggregate
+        self.classes = len(aggregate.total)
+        each = torch.arange(self.classes, device=aggregate.total.device)
+        self.labels = each.repeat_interleave(method.fakes_per_class)
+        learning_rate = method.discriminator_learning_rate
+        self.generator_optimizer = torch.optim.Adam(generator.parameters(), lr=method.learning_rate, betas=_BETAS)
+        self.back_optimizer = torch.optim.Adam(back.parameters(), lr=learning_rate, betas=_BETAS)
+        trained = [p for p in front.parameters() if p.requires_grad]
+        self.front_optimizer = torch.optim.Adam(trained, lr=learning_rate, betas=_BETAS) if trained else None
+        self.pending: NoisyGradient | None = None
+        self.target = aggregate.means
+
+    @property
+    def keep(self) -> dict[str, Any]:
+        """What a checkpoint must hold."""
+        kept: dict[str, Any] = {
+            "generator": self.generator,
+            "front": self.front,
+            "back": self.back,
+            "aggregate": self.aggregate,
+            "generator optimizer": self.generator_optimizer,
+            "back optimizer": self.back_optimizer,
+        }
+        return kept | ({"front optimizer": self.front_optimizer} if self.front_optimizer else {})
+
+    def train_discriminator(self, step: Step, answer: Tensor, noise_multiplier: float) -> None:
+        """The discriminator's part of a step: ``back`` from the noisy sum, ``front`` by a second block."""
+        method = self.method
+        if not method.adversarial_weight and self.front_optimizer is None:
+            return
+        expected = method.sampling_rate * self.aggregate.sizes[:, None]
+        with torch.no_grad():
+            fakes = self.generator(self.labels)
+            vectors = self.front(fakes, self.labels).view(self.classes, -1, self.front.length)
+        # The fake aggregate gets noise of the same distribution, so that only the features can tell the two apart.
+        fake = vectors.mean(1) + noise_multiplier / expected * torch.randn_like(answer)
+        real = answer / expected
+        real_gradient, fake_gradient = torch.zeros_like(real), torch.zeros_like(real)
+        if method.adversarial_weight:
+            real_gradient, fake_gradient = self._train_back(real, fake)
+        if self.front_optimizer is None:
+            return
+        if method.matching_weight:
+            # The loss of the front is −‖real − fake‖²: it learns features in which the two differ.
+            difference = 2.0 * method.matching_weight * (self.target - vectors.mean(1))
+            real_gradient, fake_gradient = real_gradient - difference, fake_gradient + difference
+        norm = torch.sqrt(real_gradient.square().sum() + fake_gradient.square().sum()).clamp(min=1e-30)
+        self._train_front(step, real_gradient / norm, fake_gradient / norm, fakes)
+
+    def _train_back(self, real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of ``back``; the gradients of its loss with respect to the two aggregates."""
+        real, fake = real.requires_grad_(True), fake.requires_grad_(True)
+        each = self.labels.view(self.classes, -1)[:, 0]
+        real_logits = self.back(self.front.last_maps(real), each)
+        fake_logits = self.back(self.front.last_maps(fake), each)
+        loss = F.softplus(-real_logits).mean() + F.softplus(fake_logits).mean()
+        weights = list(self.back.parameters())
+        gradients = torch.autograd.grad(self.method.adversarial_weight * loss, [real, fake, *weights])
+        _apply(self.back_optimizer, weights, gradients[2:])
+        return gradients[0], gradients[1]
+
+    def _train_front(self, step: Step, real_gradient: Tensor, fake_gradient: Tensor, fakes: Tensor) -> None:
+        """The step of ``front``: Jᵀv of every record, clipped and summed with noise; of the fakes without noise."""
+        method, clip_norm = self.method, self.method.gradient_clip()
+
+        def real_loss(front: Front, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+            return directional_features(front, images, labels, real_gradient)
+
+        def fake_loss(front: Front, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+            return directional_features(front, images, labels, fake_gradient)
+
+        gradient = step.noisy_gradient("gradient", self.front, real_loss, clip_norm=clip_norm)
+        rows = torch.arange(len(fakes), device=fakes.device)
+        batch = Batch(fakes, self.labels, Draws((0, 0), rows, rows * 0), fakes.new_ones(len(fakes), 1))
+        sums = clipped_sum(self.front, fake_loss, batch, clip_norm)
+        weight = method.sampling_rate * self.aggregate.counts.total / len(fakes)
+        gradient = gradient + NoisyGradient.of(self.front, {name: weight * sums[name] for name in gradient.names})
+        self.pending = gradient if self.pending is None else self.pending + gradient
+        if (step.index + 1) % method.asymmetry == 0 and self.front_optimizer is not None:
+            # A sum of noisy gradients. One noise for a union of batches would not do: a record may be in several.
+            (self.pending / method.clip_norm).apply(self.front_optimizer)
+            self.pending = None
+
+    def train_generator(self, number: int, guard: DivergenceGuard | None = None) -> None:
+        """One step of the generator: single fakes against ``back``, and their means against the aggregate."""
+        method = self.method
+        progress = number / max(1, method.steps // method.discriminator_steps + method.iterations)
+        factor = warmup_cosine_decay(progress) * method.learning_rate
+        set_learning_rate(self.generator_optimizer, factor * (guard.learning_rate_factor if guard else 1.0))
+        vectors = self.front(self.generator(self.labels), self.labels)
+        loss = vectors.new_zeros(())
+        if method.matching_weight:
+            grouped = vectors.view(self.classes, -1, self.front.length)
+            loss = method.matching_weight * mean_distance(grouped, self.target)
+        if method.adversarial_weight:
+            logits = self.back(self.front.last_maps(vectors), self.labels)
+            loss = loss + method.adversarial_weight * F.softplus(-logits).mean()
+        if guard is not None and guard.rolled_back(loss):
+            return
+        weights = list(self.generator.parameters())
+        _apply(self.generator_optimizer, weights, torch.autograd.grad(loss, weights))
+
+
+def _apply(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], gradients: tuple[Tensor, ...]) -> None:
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

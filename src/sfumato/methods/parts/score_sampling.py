@@ -1,0 +1,122 @@
+"""Drawing images from a score network: the parameters and the loop that DPPM and its published form share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, cast, get_args
+
+import torch
+from torch import Tensor
+from torch.func import jvp
+
+from sfumato.methods.base import Method, check_choices
+from sfumato.networks.pixels import per_row
+from sfumato.networks.samplers import Momentum, hamiltonian, heun, karras_sigmas
+
+
+class Denoiser(Protocol):
+    """A network that denoises images at a noise level."""
+
+    def score(self, noisy: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
+        """The gradient of the log-density of noisy images."""
+
+    def denoise(self, noisy: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
+        """The expected clean images."""
+
+    def start(self, labels: Tensor, sigma: float) -> Tensor:
+        """Noisy images to start from."""
+
+
+@dataclass(frozen=True)
+class ScoreSampling(Method):
+    """A method that draws from a score network."""
+
+    sampler: str = "heun"
+    sampling_steps: int = 18
+    sigma_max: float = 10.0
+    sigma_min: float = 0.2
+    rho: float = 7.0
+    leapfrog_steps: int = 3
+    step_size: float = 0.5
+    momentum_distribution: str = "gaussian"
+    metropolis: bool = True
+    log_sigma_mean: float = -0.7
+    log_sigma_std: float = 1.2
+
+    def __post_init__(self) -> None:
+        """Check the parameters of sampling."""
+        super().__post_init__()
+        check_choices(self, {"sampler": ("hamiltonian", "heun"), "momentum_distribution": get_args(Momentum)})
+        if self.rho == 0:
+            raise ValueError("rho cannot be 0; 7 is the default and -2 the paper's")
+        if not 0 < self.sigma_min < self.sigma_max:
+            raise ValueError("sigma_min must be positive and below sigma_max")
+
+    def training_sigma(self, quantile: Tensor) -> Tensor:
+        """Noise levels of the training at these quantiles (0 to 1) of a log-normal distribution."""
+        # The ends, where a level would be 0 or infinite, are cut off.
+        normal = torch.special.ndtri(quantile.clamp(1e-6, 1.0 - 1e-6))
+        return torch.exp(self.log_sigma_mean + self.log_sigma_std * normal)
+
+    def draw(self, network: Denoiser, labels: Tensor, *, bfloat16: bool = False) -> Tensor:
+        """Images in 0..1 for these labels, with torch's global generator."""
+
+        def denoise(images: Tensor, sigma: Tensor) -> Tensor:
+            with torch.autocast(images.device.type, torch.bfloat16, enabled=bfloat16):
+                clean = network.denoise(images, sigma, labels)
+            # An estimate outside the range of pixels is known to be wrong.
+            return torch.nan_to_num(clean.to(images.dtype)).clamp(-1.0, 1.0)
+
+        def score(images: Tensor, sigma: Tensor) -> Tensor:
+            return (denoise(images, sigma) - images) / per_row(sigma.square())
+
+        sigmas = karras_sigmas(self.sampling_steps, sigma_max=self.sigma_max, sigma_min=self.sigma_min, rho=self.rho)
+        images = network.start(labels, self.sigma_max)
+        if self.sampler == "heun":
+            images = heun(denoise, images, sigmas)
+        else:
+            images = hamiltonian(
+                score,
+                images,
+                sigmas,
+                leapfrog_steps=self.leapfrog_steps,
+                step_size=self.step_size,
+                momentum_distribution=cast(Momentum, self.momentum_distribution),
+                metropolis=self.metropolis,
+            )
+            images = denoise(images, images.new_full((len(images),), sigmas[-1]))
+        return ((images + 1.0) / 2.0).clamp(0.0, 1.0)
+
+
+def randomised_response(similarity: Tensor, *, neighbours: int, epsilon: float, uniform: Tensor) -> Tensor:
+    """Equation (6) of DPPM: for each row the index of itself, or of another of its nearest neighbours.
+
+    Args:
+        similarity: Similarities ``[rows, pool]``; each row is most similar to itself.
+        neighbours: The number k of nearest neighbours, itself included.
+        epsilon: The ε of the randomised response.
+        uniform: Uniform random numbers, ``[rows, 2]``.
+    """
+    nearest = similarity.topk(neighbours, dim=1).indices
+    keep = 1.0 / (1.0 + (neighbours - 1) * math.exp(-epsilon))
+    other = 1 + (uniform[:, 1] * (neighbours - 1)).long().clamp(max=neighbours - 2)
+    place = torch.where(uniform[:, 0] < keep, torch.zeros_like(other), other)
+    return nearest.gather(1, place[:, None])[:, 0]
+
+
+def sliced_loss(
+    model: Denoiser, noisy: Tensor, sigma: Tensor, labels: Tensor, projection: Tensor, response: Tensor
+) -> Tensor:
+    """Equation (7) of DPPM, vʳᵀ ∇s vʳ + ½ (vᵀ s)² times σ² ÷ pixels, so that every noise level counts, ``[B]``.
+
+    ``projection`` is v, and ``response`` is vʳ, its randomised response; they are equal without one.
+    """
+
+    def score(images: Tensor) -> Tensor:
+        return model.score(images, sigma, labels)
+
+    value, derivative = cast(tuple[Tensor, Tensor], jvp(score, (noisy,), (response,)))
+    curvature = (response * derivative).flatten(1).sum(1)
+    length = (projection * value).flatten(1).sum(1)
+    return sigma.square() * (curvature + length.square() / 2.0) / noisy[0].numel()

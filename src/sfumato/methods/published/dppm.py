@@ -1,0 +1,101 @@
+"""DPPM as published: sliced score matching with randomised response on the projection vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.methods.parts.score_sampling import ScoreSampling, randomised_response, sliced_loss
+from sfumato.methods.published.raw_records import RawRecords
+from sfumato.networks.pixels import Shape, per_row
+from sfumato.networks.refinenet import RefineNet
+from sfumato.privacy import Counts, Curator, SubsampledGaussian
+
+
+@dataclass(frozen=True)
+class DPPMPublished(ScoreSampling):
+    """Sliced score matching of a RefineNet (Liu et al., 2023), Algorithm 1.
+
+    Guarantee: none. The randomised response is applied to projection vectors, which do not depend on the data; the
+    records enter the loss directly.
+
+    Differs from the paper: it trains on noisy images of many levels, so that the sampler can be annealed.
+
+    >>> from sfumato.privacy import NoGuarantee
+    >>> DPPMPublished().plan(NoGuarantee()).events
+    ()
+    """
+
+    name: ClassVar[str] = "dppm-published"
+    paper: ClassVar[str] = "Liu, Ge, Wang, Zhuang, Liu: Learning Differentially Private Probabilistic Models (2023)"
+    variants: ClassVar[Mapping[str, str]] = {
+        "published": "randomised response on projection vectors: raw access, no guarantee"
+    }
+    raw_access: ClassVar[bool] = True
+
+    width: int = 32
+    iterations: int = 10_000
+    batch_size: int = 128
+    learning_rate: float = 0.003
+    response_epsilon: float = 1.0
+    neighbours: int = 10
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        super().__post_init__()
+        if self.neighbours < 2:
+            raise ValueError(f"randomised response needs at least 2 neighbours, not {self.neighbours}")
+        if self.response_epsilon <= 0:
+            raise ValueError(f"response_epsilon must be positive, not {self.response_epsilon:g}")
+
+    @classmethod
+    def small(cls, variant: str = "certified") -> Self:
+        """The smallest configuration, for tests and audits."""
+        return cls(
+            variant=variant, width=4, iterations=2, batch_size=8, neighbours=3, sampling_steps=2, leapfrog_steps=1
+        )
+
+    def queries(self) -> tuple[SubsampledGaussian, ...]:
+        """None: it reads the records themselves."""
+        return ()
+
+    def build(self, shape: Shape, classes: int) -> RefineNet:
+        """The score network."""
+        return RefineNet(shape, classes, width=self.width)
+
+    def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
+        """Algorithm 1, on noisy images."""
+        model = self.build(curator.shape, len(curator.classes)).to(curator.device)
+        records = RawRecords(curator, "DPPM trains on the records themselves; its noise is on vectors without data")
+        optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
+        iterations = self.iterations if len(records) else 0
+        for _ in curator.track(range(iterations), "train", iterations):
+            images, labels = records.take(torch.randint(len(records), (self.batch_size,)))
+            optimizer.zero_grad(set_to_none=True)
+            self._loss(model, 2.0 * images - 1.0, labels).backward()
+            optimizer.step()
+        return model, None
+
+    def _loss(self, model: RefineNet, clean: Tensor, labels: Tensor) -> Tensor:
+        sigma = self.training_sigma(torch.rand(len(clean), device=clean.device, dtype=clean.dtype))
+        noisy = clean + per_row(sigma) * torch.randn_like(clean)
+        projection = torch.randn_like(clean)
+        direction = nn.functional.normalize(projection.flatten(1), dim=1)
+        uniform = torch.rand(len(clean), 2, device=clean.device)
+        chosen = randomised_response(
+            direction @ direction.T,
+            neighbours=min(self.neighbours, len(clean)),
+            epsilon=self.response_epsilon,
+            uniform=uniform,
+        )
+        return sliced_loss(model, noisy, sigma, labels, projection, projection[chosen]).mean()
+
+    def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
+        """Images by the sampler."""
+        if not isinstance(model, RefineNet):
+            raise TypeError(f"a RefineNet is needed, not {type(model).__name__}")
+        return self.draw(model, labels)
