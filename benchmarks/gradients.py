@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from networks import MODELS
-from sfumato.privacy.gradients import Batch, PerClass, clipped_sum, loop, product
+from sfumato.privacy.gradients import Batch, PerClass, clipped_sum, loop
 from sfumato.privacy.randomness import Randomness
 
 Sums = dict[str, Tensor]
@@ -322,7 +322,7 @@ def compare(
 
 
 def profile(case: Case) -> None:
-    """Plain and our own step, operation by operation, and the formulas that were chosen."""
+    """Plain and our own step, operation by operation."""
     for contender in ("plain", "ours"):
         step = CONTENDERS[contender](case)
         for _ in range(3):
@@ -337,9 +337,6 @@ def profile(case: Case) -> None:
         print(f"\n{case.name} {case.batch.units}: {contender}")
         for event in sorted(seen.key_averages(), key=lambda e: -_self_time(e, order))[:18]:
             print(f"  {_self_time(event, order) / 1e3:9.2f} ms  {event.count:5d}  {event.key[:90]}")
-    for key, formula in product._chosen.items():
-        print(f"  {formula}: {key}")
-    product._chosen.clear()
 
 
 def _self_time(event: object, order: str) -> float:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sfumato.privacy.gradients import Batch, Clip, groups_of, loop
-from sfumato.privacy.gradients.per_example import PerExampleGradients
+from sfumato.privacy.gradients import Batch
 from sfumato.privacy.randomness import Draws, Randomness
 
 
@@ -41,16 +40,6 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     """Distance relative to the second."""
     size = torch.linalg.vector_norm(vector(other)).clamp(min=1e-300)
     return float(torch.linalg.vector_norm(vector(one) - vector(other)) / size)
-
-
-def by_pass(done: PerExampleGradients, model: nn.Module, clip: Clip) -> dict[str, Tensor]:
-    """What a pass makes of its units under the loop's clip."""
-    bounds = torch.tensor([bound for bound, _ in groups_of(model, clip).values()], dtype=torch.float64)[:, None]
-    total: dict[str, Tensor] = {}
-    factor = (bounds * (1 - loop.MARGIN) / done.squared.sqrt()).clamp(max=1.0)
-    with torch.no_grad():
-        done.add_weighted(factor, total)
-    return {n: total.get(n, torch.zeros_like(p).double().flatten()) for n, p in model.named_parameters()}
 
 
 class Classifier(nn.Module):

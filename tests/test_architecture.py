@@ -24,10 +24,6 @@ LAYERS = (
     ("report",),
     ("web", "cli"),
 )
-# Imports that still point upwards; the list may only get shorter.
-EXCEPTIONS = {
-    ("training/profiling.py", "methods"),
-}
 UNSAFE = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 
 
@@ -59,7 +55,7 @@ def test_imports_point_down(where: str) -> None:
             or not (ROOT / parts[1]).exists() | (ROOT / f"{parts[1]}.py").exists()
         ):
             continue
-        allowed = parts[1] == own or layer_of(parts[1]) < layer_of(own) or (where, parts[1]) in EXCEPTIONS
+        allowed = parts[1] == own or layer_of(parts[1]) < layer_of(own)
         assert allowed, f"{where} imports {name}"
 
 

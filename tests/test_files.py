@@ -68,10 +68,12 @@ def test_a_private_folder_is_closed_to_others(tmp_path: Path) -> None:
 
 
 def test_only_files_py_renames_a_temporary_file() -> None:
-    """One atomic writer. The cache of decoded pixels renames a folder that it fills over a whole reading."""
+    """One atomic writer; broken methods, which are wrong on purpose, may write as they like."""
     root = Path(sfumato.__file__).parent
     found = set()
     for path in root.rglob("*.py"):
+        if "broken_methods" in path.parts:
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.replace", "os.rename", "tempfile.mkstemp"):
                 found.add(path.relative_to(root).as_posix())

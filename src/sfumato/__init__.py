@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from sfumato.methods.dppm import DPPM
     from sfumato.methods.gs_wgan import GSWGAN
     from sfumato.methods.privae import PRIVAE
+    from sfumato.methods.published.dp2_vae import DP2VAEPublished
+    from sfumato.methods.published.dpaf import DPAFPublished
+    from sfumato.methods.published.dppm import DPPMPublished
     from sfumato.methods.registry import load
     from sfumato.privacy import Budget, Ledger, NoGuarantee
     from sfumato.release import Card, Release, SyntheticImages
@@ -47,6 +50,9 @@ _MODULES = {
     "Card": "release",
     "Method": "methods",
     "load": "methods.registry",
+    "DP2VAEPublished": "methods.published.dp2_vae",
+    "DPAFPublished": "methods.published.dpaf",
+    "DPPMPublished": "methods.published.dppm",
     "DPDiffusion": "methods.dp_diffusion",
     "DPLFlow": "methods.dp_lflow",
     "DPMERF": "methods.dp_merf",
@@ -57,6 +63,9 @@ _MODULES = {
     "DPPM": "methods.dppm",
     "GSWGAN": "methods.gs_wgan",
     "PRIVAE": "methods.privae",
+    "DP2VAEPublished": "methods.published.dp2_vae",
+    "DPAFPublished": "methods.published.dpaf",
+    "DPPMPublished": "methods.published.dppm",
     "evaluate": "evaluation.evaluate",
     "replay": "audit.replay",
 }
@@ -72,8 +81,11 @@ __all__ = [
     "BadInput",
     "Budget",
     "Card",
+    "DP2VAEPublished",
+    "DPAFPublished",
     "DPDiffusion",
     "DPLFlow",
+    "DPPMPublished",
     "DPRealNVP",
     "Images",
     "Ledger",

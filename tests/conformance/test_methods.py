@@ -123,6 +123,11 @@ def test_neighbour_replay_finds_nothing(method: Method, unit: str) -> None:
     private = worst_case_images(persons=unit == "person")
     pairs = 24 if unit == "image" else 16  # every kind of unit several times; `sfumato audit replay` takes more
     result = replay(method, private, budget=budget_for(method, unit), pairs=pairs)
+    for seed in range(1, 8):
+        # Where no unit came near the bound under one seed's sampling, another seed's samples other units.
+        if not result.vacuous():
+            break
+        result.add_all(replay(method, private, budget=budget_for(method, unit), pairs=pairs, seed=seed))
     assert not result.findings
     assert result.pairs >= (24 if unit == "image" else 12)
     assert result.vacuous() == []

@@ -98,7 +98,7 @@ def squared_error(model: ScoreNetwork, images: Tensor, labels: Tensor, random: A
 
 
 @pytest.mark.parametrize("patch", [1, 2])
-def test_the_engine_keeps_books_on_every_layer(patch: int) -> None:
+def test_the_engine_traces_every_layer(patch: int) -> None:
     """By the books and not by torch.func, which is many times slower; and they agree with a plain loop."""
     torch.manual_seed(2)
     model = ScoreNetwork((1, 12, 12), 3, width=8, patch_size=patch).double()
@@ -112,6 +112,6 @@ def test_the_engine_keeps_books_on_every_layer(patch: int) -> None:
         plain = loop.clipped_sum(model, squared_error, batch, 0.5)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert [known.unseen for known in engine_module._known[model].values()] == [None]
+    assert [known.untraced for known in engine_module._known[model].values()] == [None]
     for name, value in plain.items():
         torch.testing.assert_close(fast[name], value, rtol=1e-5, atol=1e-9)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
 from sfumato.data import PrivateImages
@@ -315,3 +316,20 @@ def test_ids_need_not_be_in_order_and_must_differ() -> None:
     running, _ = curator(HISTOGRAM, private=shuffled, tape=tape)
     running.noisy_histogram("counts")
     assert tape.heard[0][0].sums[0].total.tolist() == pytest.approx([20, 20, 0], rel=1e-6)
+
+
+def test_label_counts_carry_the_noise_that_was_charged() -> None:
+    """Measured on the answers: counts released at a hundredth of their noise would fail."""
+    residuals = []
+    for seed in range(200):
+        running, ledger = curator(HISTOGRAM, randomness=Randomness(seed))
+        residuals.append(running.noisy_histogram("counts").values.double() - torch.tensor([20.0, 20.0, 0.0]))
+        assert ledger.events() == (HISTOGRAM,)
+    total = float((torch.cat(residuals) / HISTOGRAM.noise_multiplier).square().sum())
+    assert 1e-6 < stats.chi2.cdf(total, 600) < 1 - 1e-6
+
+
+def test_a_curator_holds_delta_against_the_declared_size() -> None:
+    private = PrivateImages(collection()._pixels, np.arange(COUNT) % 2, classes=CLASSES, declared_size=1000)
+    with pytest.raises(ValueError, match="declared size"):
+        curator(HISTOGRAM, private=private, budget=Budget(5.0, 2e-3))

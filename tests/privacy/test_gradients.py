@@ -11,8 +11,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradient_cases import Classifier, apart, make_batch, squared_error, vector
-from sfumato.privacy.gradients import Batch, UnsupportedModel, clipped_sum, engine, loop, product
-from sfumato.privacy.gradients import ghost as passes
+from sfumato.privacy.gradients import (
+    Batch,
+    Performance,
+    UnsupportedModel,
+    clipped_sum,
+    engine,
+    loop,
+    per_record,
+    traced,
+)
+from sfumato.privacy.gradients.microbatches import Microbatch
 from sfumato.privacy.randomness import Draws
 
 
@@ -23,8 +32,8 @@ def model() -> Classifier:
 
 
 def reason(model: nn.Module) -> str | None:
-    """Why the books were left, if they were."""
-    return next(iter(engine._known[model].values())).unseen
+    """Why tracing was given up, if it was."""
+    return next(iter(engine._known[model].values())).untraced
 
 
 @pytest.mark.parametrize("units", [0, 1, 2, 4, 7])
@@ -217,33 +226,32 @@ def test_a_loss_of_the_wrong_shape_is_refused(model: Classifier) -> None:
         clipped_sum(model, lambda m, x, y, r: m(x, y), make_batch(5), 1.0)
 
 
-@pytest.mark.parametrize("formula", ["gram", "keep", "drop", "grouped"])
-def test_every_formula_gives_the_same_sum(model: Classifier, formula: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product.Product, "_formula", lambda self: formula if self.convolves else "gram")
-    batch = make_batch(6, 2)
+@pytest.mark.parametrize("ghost", [False, True])
+def test_ghost_clipping_and_whole_gradients_give_the_same_sum(ghost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, batch = Classifier(), make_batch(70, 2, dtype=torch.float32)
+    monkeypatch.setattr(per_record, "prefers_ghost", lambda **shape: ghost)
     expected = loop.clipped_sum(model, squared_error, batch, 0.4)
-    assert apart(clipped_sum(model, squared_error, batch, 0.4), expected) < 1e-9
+    assert apart(clipped_sum(model, squared_error, batch, 0.4), expected) < 1e-5 + 1e-4 * ghost
 
 
-def test_measuring_changes_nothing_beyond_rounding(model: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product, "WORTH_MEASURING", 0.0)
-    monkeypatch.setattr(product, "_chosen", {})
-    batch = make_batch(6, 2)
-    expected = loop.clipped_sum(model, squared_error, batch, 0.4)
-    assert apart(clipped_sum(model, squared_error, batch, 0.4), expected) < 1e-9
-    assert set(product._chosen.values()) <= {"gram", "keep", "drop", "grouped"}
-    assert product._chosen
+def test_the_way_follows_from_public_shapes() -> None:
+    shape = {"positions": 1, "inner": 784, "outer": 512, "dtype": torch.float32, "device": torch.device("cpu")}
+    assert per_record.prefers_ghost(**shape)
+    assert per_record.prefers_ghost(**{**shape, "device": torch.device("cuda")})
+    assert not per_record.prefers_ghost(**{**shape, "positions": 784})
+    assert not per_record.prefers_ghost(**{**shape, "positions": 16, "device": torch.device("cuda")})
 
 
 def test_a_pass_leaves_no_memory_behind(model: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    records: list[weakref.ref[passes.Record]] = []
+    records: list[weakref.ref[traced.Record]] = []
 
-    class Watched(passes.Record):
+    class Watched(traced.Record):
         def __init__(self, *, rows: int, units: int, stack: int, device: torch.device) -> None:
             super().__init__(rows=rows, units=units, stack=stack, device=device)
             records.append(weakref.ref(self))
 
-    monkeypatch.setattr(passes, "Record", Watched)
+    monkeypatch.setattr(traced, "Record", Watched)
     gc.collect()
     gc.disable()
     try:
@@ -254,21 +262,21 @@ def test_a_pass_leaves_no_memory_behind(model: Classifier, monkeypatch: pytest.M
         gc.enable()
 
 
-def test_memory_that_is_short_once_is_not_short_for_ever(model: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, sizes, free = make_batch(12), [], engine._free
-    taken = engine._Engine.add
+def test_the_memory_setting_bounds_a_microbatch(model: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, sizes = make_batch(12), []
+    run = engine.GradientSum._eager
 
-    def noting(self: engine._Engine, part: Batch, *rest: object, **options: object) -> None:
-        sizes.append(part.units)
-        taken(self, part, *rest, **options)  # type: ignore[arg-type]
+    def noting(self: engine.GradientSum, micro: Microbatch, known: engine.Known) -> dict[str, Tensor]:
+        sizes.append(micro.units)
+        return run(self, micro, known)
 
-    monkeypatch.setattr(engine._Engine, "add", noting)
-    clipped_sum(model, squared_error, batch, 1.0)
-    for room, expected in ((lambda device: 1.0, [1] * 12), (free, [12])):
+    monkeypatch.setattr(engine.GradientSum, "_eager", noting)
+    expected = loop.clipped_sum(model, squared_error, batch, 1.0)
+    for memory, most in ((1, 1), (1 << 16, 4), (1 << 30, 256)):
         sizes.clear()
-        monkeypatch.setattr(engine, "_free", room)
-        clipped_sum(model, squared_error, batch, 1.0)
-        assert sizes == expected
+        sums = clipped_sum(model, squared_error, batch, 1.0, performance=Performance(memory=memory))
+        assert max(sizes) <= most
+        assert apart(sums, expected) < 1e-9
 
 
 def test_private_state_reaches_the_loss(model: Classifier) -> None:

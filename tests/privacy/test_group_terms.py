@@ -177,35 +177,18 @@ def test_the_coupled_sum_is_the_formula() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e4])
-def test_both_ways_to_a_shifted_sum_agree(scale: float) -> None:
-    """The books with a forward derivative, and whole gradients; also where the shift all but cancels a gradient."""
+def test_a_shifted_sum_is_the_formula(scale: float) -> None:
+    """Also where the shift all but cancels a gradient."""
     model, batch = Net(), batch_of(torch.randn(30, 1, 2, 2))
     shift = {name: -scale * value for name, value in group_gradient(model, spread, batch).items()}
     if scale == 1.0:
         shift = {name: -value for name, value in loop.unit_gradient(model, own, batch.take(0, 1)).items()}
-    fast = coupled_loss._counted(model, own, batch, 0.5, shift)
-    assert fast is not None
-    slow = torch.zeros_like(flat(shift))
-    for unit in range(30):
+    found = coupled_loss.shifted_sum(model, own, batch, 0.5, shift)
+    expected = torch.zeros_like(flat(shift))
+    for unit in range(1 if scale == 1.0 else 0, 30):
         vector = flat(loop.unit_gradient(model, own, batch.take(unit, unit + 1))) + flat(shift)
-        slow += vector * min(1.0, 0.5 / max(1e-30, float(vector.norm())))
-    assert float((flat(fast) - slow).norm()) < 0.02 * 15
-
-
-def test_coarse_products_are_not_trusted_with_a_shifted_sum() -> None:
-    """Where operands are rounded, whole gradients are measured before they are scaled."""
-    model, batch = Net(), batch_of(torch.randn(8, 1, 2, 2))
-    shift = group_gradient(model, spread, batch)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        assert coupled_loss._counted(model, own, batch, 0.5, shift) is None
-        total = coupled_loss.shifted_sum(model, own, batch, 0.5, shift)
-    finally:
-        torch.set_float32_matmul_precision(before)
-    expected = coupled_loss._counted(model, own, batch, 0.5, shift)
-    assert expected is not None
-    assert float((flat(total) - flat(expected)).norm()) < 0.02 * 8 * 0.5
+        expected += vector * min(1.0, 0.5 / max(1e-30, float(vector.norm())))
+    assert float((flat(found) - expected).norm()) < 1e-4 * 15
 
 
 class Remembers:

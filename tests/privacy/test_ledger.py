@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -186,3 +187,26 @@ def test_one_writer_within_a_process_too(tmp_path: Path) -> None:
         Ledger(tmp_path / "l", BUDGET)
     lines = (tmp_path / "l").read_text().splitlines()
     assert json.loads(lines[0])["kind"] == "ledger"
+
+
+def test_an_entry_is_forced_to_the_disk_before_the_charge_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that loses power after the noise was drawn must not lose the charge."""
+    forced: list[tuple[str, int]] = []
+    real = os.fsync
+
+    def watched(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        forced.append((path, os.fstat(descriptor).st_size))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    path = tmp_path / "l"
+    with Ledger(path, BUDGET) as ledger:
+        run = ledger.start_run(method="m", variant="v", seeded=False)
+        ledger.reserve(run, [EVENT])
+        for _ in range(3):
+            forced.clear()
+            ledger.charge(run, EVENT.times(1))
+            assert (str(path), path.stat().st_size) in forced

@@ -28,11 +28,11 @@ def test_one_after_another_and_stacked_give_the_loops_sum(stacked: bool, rows: i
     sums = clipped_sum(models, squared_error, batch, CLIP, stacked=stacked)
     assert sums.keys() == dict(models.named_parameters()).keys()
     assert apart(sums, loop.clipped_sum(models, squared_error, batch, CLIP)) < 1e-9
-    assert next(iter(engine._known[models].values())).unseen is None
+    assert next(iter(engine._known[models].values())).untraced is None
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_a_class_without_records_and_a_chunk_of_one(stacked: bool) -> None:
+def test_a_class_without_records_and_a_microbatch_of_one(stacked: bool) -> None:
     models, batch = make_models(), make_batch(7)
     batch = replace(batch, labels=batch.labels.clamp(max=1))
     sums = clipped_sum(models, squared_error, batch, CLIP, stacked=stacked)
@@ -54,7 +54,7 @@ def test_a_person_with_images_of_several_classes_is_clipped_once(stacked: bool) 
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_graphs_the_books_do_not_understand(stacked: bool) -> None:
+def test_graphs_that_tracing_does_not_understand(stacked: bool) -> None:
     models, batch = make_models(), make_batch(8, 2)
 
     def loss(m: Classifier, x: Tensor, y: Tensor, r: Draws) -> Tensor:
@@ -93,7 +93,7 @@ def test_layers_in_a_stack() -> None:
     models, batch = PerClass([Mixed().double() for _ in range(3)]), make_batch(9, 2)
     expected = loop.clipped_sum(models, squared_error, batch, 0.3)
     assert apart(clipped_sum(models, squared_error, batch, 0.3, stacked=True), expected) < 1e-9
-    assert next(iter(engine._known[models].values())).unseen is None
+    assert next(iter(engine._known[models].values())).untraced is None
 
 
 def test_unequal_buffers_are_not_stacked() -> None:

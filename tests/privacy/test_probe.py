@@ -87,7 +87,7 @@ def test_a_fast_sum_that_is_wrong_is_refused_when_it_is_wrong_twice(
     """Once may be a ReLU whose input is zero but for rounding."""
     left = [2.0] * times
 
-    def wrong(*given: Any) -> dict[str, Tensor]:
+    def wrong(*given: Any, **options: object) -> dict[str, Tensor]:
         factor = left.pop() if left else 1.0
         return {name: factor * value for name, value in clipped_sum(*given).items()}
 

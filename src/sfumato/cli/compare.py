@@ -47,6 +47,9 @@ def compare_command(
     feature_images: Annotated[int | None, typer.Option(min=12, help="Images of each set for FID and its kin.")] = None,
     no_inception: Annotated[bool, typer.Option("--no-inception", help="Do without FID and KID.")] = False,
     test: Annotated[Path | None, typer.Option(help="The real test images, if they lie elsewhere.")] = None,
+    hold_out: Annotated[
+        float | None, typer.Option(help="Hold out this share of the units at random to test on.")
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time [default: one for each core, one on a GPU].")
     ] = None,
@@ -59,6 +62,7 @@ def compare_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Train and evaluate every certified method alike, and write a table, a curve and a page. NOT PRIVATE."""
+    from sfumato.data.holdout import check_test_part
     from sfumato.evaluation.protocols import protocol_named
     from sfumato.experiments.compare import gather
 
@@ -72,12 +76,17 @@ def compare_command(
         inception_trainings=0 if no_inception else None,
     )
     given = {key: value for key, value in options.items() if value is not None}
-    source = DataSpec(data.resolve().name, data, test, given)
+    if hold_out is None and test is None:
+        check_test_part(data)
+    source = DataSpec(
+        data.resolve().name, data, test, given, hold_out=None if hold_out is None else out / "hold_out.json"
+    )
     conditions = Conditions(source, (evaluation,), here, out, delta, unit)
     chosen = chosen_methods(methods, settings or [])
     trainings = [TrainingSpec(m, e, number) for number in range(seeds) for e in _budgets(epsilon) for m in chosen]
     _show_plan(trainings, conditions)
-    failed = run_all(trainings, conditions, jobs=jobs or (1 if here == "cuda" else os.cpu_count() or 1))
+    together = jobs or (1 if here == "cuda" else os.cpu_count() or 1)
+    failed = run_all(trainings, conditions, jobs=together, hold_out=hold_out)
     result = gather(trainings, conditions, failed=failed)
     written = write(result, out)
     if as_json:
@@ -143,11 +152,17 @@ def _show_plan(trainings: Sequence[TrainingSpec], conditions: Conditions) -> Non
 # Running
 
 
-def run_all(trainings: Sequence[TrainingSpec], conditions: Conditions, *, jobs: int) -> dict[str, str]:
+def run_all(
+    trainings: Sequence[TrainingSpec], conditions: Conditions, *, jobs: int, hold_out: float | None = None
+) -> dict[str, str]:
     """Run what is not finished, ``jobs`` at a time; the reason for each run that failed."""
     data = conditions.data
     paths = {"path": str(data.train.resolve()), "test": None if data.test is None else str(data.test.resolve())}
-    begin(conditions.out, {**conditions.facts(), **paths}, what="comparison")
+    begin(conditions.out, {**conditions.facts(), **paths, "hold_out": hold_out}, what="comparison")
+    if hold_out is not None and data.hold_out is not None and not data.hold_out.exists():
+        from sfumato.data.holdout import HoldOut
+
+        HoldOut.drawn(hold_out).save(data.hold_out)
     tasks: list[Task] = [Baselines(conditions), *(Trial(training, conditions) for training in trainings)]
     return run_reported(tasks, jobs=jobs)
 

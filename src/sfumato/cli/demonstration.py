@@ -15,6 +15,7 @@ from rich.table import Table
 from sfumato.cli.console import ProgressBar
 from sfumato.data import Images, PrivateImages, read
 from sfumato.data.digits import draw_digits
+from sfumato.data.holdout import HoldOut
 from sfumato.files import private_folder, write_json
 from sfumato.methods import DPMERF
 from sfumato.methods.base import Method
@@ -63,7 +64,7 @@ def run_demo(
         data: The user's own collection, as a path or already read; without it digits are drawn.
         epsilon: The budget's ε.
         delta: The budget's δ.
-        seed: Of the drawn digits and of the choice of test images; the noise comes from the operating system.
+        seed: Of the drawn digits; the noise comes from the operating system.
         method: The method to train instead of the best one for the drawn digits.
         console: Where the explanation is printed.
 
@@ -103,18 +104,7 @@ def _collections(data: Images | str | Path | None, *, seed: int, console: Consol
         f"Your collection: images of {shape} (channels × height × width) in {len(images.classes)} classes. How many "
         "there are is private, so it is not shown. About a fifth, chosen at random, is held out to test on."
     )
-    random = np.random.default_rng(seed)
-    # An independent draw for each person or image: whether one is held out does not depend on the others.
-    owners = np.arange(len(images.labels)) if images.persons is None else images.persons
-    held = (random.random(int(owners.max()) + 1) < _TEST_SHARE)[owners]
-    return _part(images, ~held), _part(images, held)
-
-
-def _part(images: Images, rows: np.ndarray) -> Images:
-    persons = None
-    if images.persons is not None:
-        persons = np.unique(images.persons[rows], return_inverse=True)[1].astype(np.int64)
-    return Images(images.pixels[rows], images.labels[rows], images.classes, persons)
+    return HoldOut.drawn(_TEST_SHARE).split(images)
 
 
 def _print_plan(method: Method, budget: Budget, console: Console) -> None:

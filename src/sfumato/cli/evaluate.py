@@ -26,8 +26,11 @@ def evaluate_command(
         typer.Argument(help="What 'sample' wrote, or any images. Several: independent trainings of one generator."),
     ],
     *,
-    real: Annotated[Path, typer.Option(help="The real data; its training split, and its test split if it has one.")],
+    real: Annotated[Path, typer.Option(help="The real data; its training part, and its test part if it has one.")],
     real_test: Annotated[Path | None, typer.Option(help="The real test images, if they are elsewhere.")] = None,
+    held_out: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Test on what this run held out by 'train --hold-out'.")
+    ] = None,
     real_validation: Annotated[
         Path | None, typer.Option(help="bench: real images to pick an epoch on, as DPImageBench does.")
     ] = None,
@@ -62,7 +65,7 @@ def evaluate_command(
     # Synthetic images are public: errors may name their files, and their labels may be looked up.
     sets = [_synthetic(path, reading) for path in synthetic]
     reading = _like(sets[0], reading)
-    train, test = _read(real, reading), _read(real_test or real, replace(reading, split=_test_split(real_test)))
+    train, test = _real_images(real, real_test, held_out, reading)
     with ProgressBar() as bar:
         result = evaluate(
             sets,
@@ -133,8 +136,17 @@ def _like(synthetic: Images | SyntheticImages, reading: ReadingOptions) -> Readi
     return replace(reading, size=reading.size or size, colour=reading.colour or ("grey" if channels == 1 else "rgb"))
 
 
-def _test_split(real_test: Path | None) -> str:
-    return "test" if real_test is None else "train"
+def _real_images(
+    real: Path, real_test: Path | None, held_out: Path | None, reading: ReadingOptions
+) -> tuple[Images, Images]:
+    """Images to train classifiers on, and images to test on that the generator has not been trained on."""
+    from sfumato.data.holdout import HoldOut, read_train_and_test
+
+    if held_out is not None and real_test is not None:
+        raise ValueError("--held-out and --real-test both name test images; give one of them")
+    division = None if held_out is None else HoldOut.load(held_out / "internal" / "hold_out.json")
+    options, infer = reading.for_reader(), reading.classes is None
+    return read_train_and_test(real, real_test, hold_out=division, infer_classes=infer, **options)
 
 
 def _read(path: Path, reading: ReadingOptions) -> Images:

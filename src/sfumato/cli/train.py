@@ -41,6 +41,9 @@ def train(
     ledger: Annotated[Path | None, typer.Option(help="The collection's ledger [default: the run's own].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
     seed: Annotated[int | None, typer.Option(help="Repeatable, for tests only: the card then says ε = ∞.")] = None,
+    hold_out: Annotated[
+        float | None, typer.Option(help="Hold out this share of the units at random, for 'evaluate --held-out'.")
+    ] = None,
     device: Device = "auto",
     max_images_per_unit: Annotated[int, typer.Option(min=1, help="Images of one person in a step, at most.")] = 16,
     declared_size: Annotated[int | None, typer.Option(min=1, help="The number of units, roughly, made public.")] = None,
@@ -48,6 +51,7 @@ def train(
 ) -> None:
     """Learn from a private collection and write a release."""
     from sfumato.data import PrivateImages, read
+    from sfumato.data.holdout import HoldOut
     from sfumato.training.cost import Cost
     from sfumato.training.run_folder import Run
 
@@ -65,9 +69,15 @@ def train(
     allowed = budget.budget(persons=persons, declared_size=declared_size, ledger=ledger)
     check_unit(allowed, persons=persons, given=budget.unit is not None)
     remark_plan(chosen, chosen.plan(allowed))
+    division = None
+    if hold_out is not None:
+        division = HoldOut.load(run.hold_out) if resume else HoldOut.drawn(hold_out)
+        images, _ = division.split(images)
     private = PrivateImages.from_images(images, declared_size=declared_size)
-    facts = {"method": method, "parameters": chosen.parameters(), "budget": allowed.to_json()}
+    facts = {"method": method, "parameters": chosen.parameters(), "budget": allowed.to_json(), "hold_out": hold_out}
     run.begin({**facts, "reading": _plain(reading)}, resume=resume)
+    if division is not None:
+        division.save(run.hold_out)
     write_file(run.internal / "command.toml", config_text(context), private=True)
     cost = Cost(device, resumed=resume)
     try:

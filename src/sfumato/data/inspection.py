@@ -13,11 +13,8 @@ import numpy as np
 from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, from_system
 from sfumato.data.formats.files import burned_in_text
-from sfumato.data.formats.folder import folder_splits
-from sfumato.data.formats.idx import splits as idx_splits
-from sfumato.data.formats.npz import npz_splits
 from sfumato.data.persons import Persons
-from sfumato.data.reader import Reading, open_source, recognise, silent_decoders
+from sfumato.data.reader import Reading, collection_splits, open_source, recognise, silent_decoders
 from sfumato.data.source import Record, Selection
 
 _NAMED_AT_MOST = 100
@@ -93,7 +90,7 @@ def inspect(path: str | Path, selection: Selection, *, report: Callable[[int], N
         with silent_decoders():
             kind = recognise(path)
             source = open_source(path, reading)
-            found = Inspection(kind, _splits(path, kind), source.classes)
+            found = Inspection(kind, collection_splits(path), source.classes)
             persons = Persons(selection)
             for done, record in enumerate(source.records(), start=1):
                 _count(record, found, persons, root=getattr(source, "root", None))
@@ -101,13 +98,6 @@ def inspect(path: str | Path, selection: Selection, *, report: Callable[[int], N
     except OSError as error:
         raise from_system(error).shown(internal=True) from None
     return found
-
-
-def _splits(path: Path, kind: str) -> tuple[str, ...]:
-    readers: dict[str, Callable[[Path], Any]] = {"folder": folder_splits, "npz": npz_splits}
-    if path.is_dir():
-        readers["idx"] = idx_splits
-    return tuple(readers[kind](path)) if kind in readers else ()
 
 
 def _count(record: Record, found: Inspection, persons: Persons, *, root: Path | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,12 @@ from typing import Literal
 from sfumato.data.cache import CachedArrays, Writer, cache_key, find
 from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, from_system
-from sfumato.data.formats.arrow import arrow, is_arrow
+from sfumato.data.formats.arrow import arrow, arrow_splits, is_arrow
 from sfumato.data.formats.file_list import FileList
-from sfumato.data.formats.folder import Folder
+from sfumato.data.formats.folder import Folder, folder_splits
 from sfumato.data.formats.idx import IMAGES, Idx, splits
-from sfumato.data.formats.npz import Npz
-from sfumato.data.formats.parquet import files_in, parquet
+from sfumato.data.formats.npz import Npz, npz_splits
+from sfumato.data.formats.parquet import files_in, parquet, parquet_splits
 from sfumato.data.labels import Labels
 from sfumato.data.persons import Persons
 from sfumato.data.source import Selection, Source, files_fingerprint
@@ -106,6 +106,21 @@ def recognise(path: Path) -> Format:
         advice="Give an image folder, a .csv list of files, an .npz file, idx files, parquet or a saved Hugging Face "
         "data set, complete and under its usual name; in Python format=... names the format.",
     )
+
+
+def collection_splits(path: Path) -> tuple[str, ...]:
+    """The names of the parts of a collection; none where it has no parts."""
+    kind = recognise(path)
+    if kind in ("folder", "idx", "parquet", "arrow") and not path.is_dir():
+        return ()
+    parts: dict[str, Callable[[Path], Iterable[str]]] = {
+        "folder": folder_splits,
+        "idx": splits,
+        "npz": npz_splits,
+        "parquet": parquet_splits,
+        "arrow": arrow_splits,
+    }
+    return tuple(parts[kind](path)) if kind in parts else ()
 
 
 def open_source(path: Path, reading: Reading) -> Source:

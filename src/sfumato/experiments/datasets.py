@@ -163,7 +163,7 @@ def read_images(data: DataSpec) -> tuple[Images, Images]:
 
         return draw_digits(data.records or 60_000, seed=0), draw_digits(data.test_records or TEST_DIGITS, seed=1)
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in data.options.items()}
-    train, test = _read(data.train, data.test, tuple(sorted(options.items())))
+    train, test = _read(data.train, data.test, data.hold_out, tuple(sorted(options.items())))
     return _subset(_apart(train, data.validation)[0], data.records), _subset(test, data.test_records)
 
 
@@ -172,7 +172,7 @@ def read_validation(data: DataSpec) -> Images | None:
     if not data.validation:
         return None
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in data.options.items()}
-    train, _ = _read(data.train, data.test, tuple(sorted(options.items())))
+    train, _ = _read(data.train, data.test, data.hold_out, tuple(sorted(options.items())))
     return _apart(train, data.validation)[1]
 
 
@@ -208,14 +208,13 @@ def _subset(images: Images, count: int | None) -> Images:
 
 
 @lru_cache(maxsize=2)
-def _read(train: Path, test: Path | None, options: tuple[tuple[str, Any], ...]) -> tuple[Images, Images]:
-    from sfumato.data import read
+def _read(
+    train: Path, test: Path | None, hold_out: Path | None, options: tuple[tuple[str, Any], ...]
+) -> tuple[Images, Images]:
+    from sfumato.data.holdout import HoldOut, read_train_and_test
 
-    given = dict(options)
-    first = read(train, **given)
-    for_test = {**given, "classes": first.classes, "split": "train" if test else "test"}
-    for_test.pop("person_column", None)
-    return first, read(test or train, **for_test)
+    division = None if hold_out is None else HoldOut.load(hold_out)
+    return read_train_and_test(train, test, hold_out=division, **dict(options))
 
 
 def content_hash(*images: Images) -> str:

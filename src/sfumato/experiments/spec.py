@@ -41,6 +41,8 @@ class DataSpec:
     """How training and test images were divided, if that is known."""
     remark: str = ""
     """What differs from the dataset that was asked for."""
+    hold_out: Path | None = None
+    """The file that says which images are held out to test on, where there is no test part."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,13 @@ class Batches:
             return self._units.sample(self._randomness, event.sampling_rate, *label)
         return self._randomness.coins(event.shards, event.sampling_rate, *label).numpy()
 
+    def expected_units(self, event: SubsampledGaussian) -> float | None:
+        """How many units, or shards, a batch is expected to have, as far as that is public."""
+        if event.shards is not None:
+            return event.sampling_rate * event.shards
+        declared = self._records.declared_size
+        return None if declared is None else event.sampling_rate * declared
+
     def fetch(
         self,
         event: SubsampledGaussian,
@@ -90,6 +97,7 @@ class Batches:
                 self._partitions[event.shards] = Partition(shard_of, event.shards)
             yield from self._partitions[event.shards].packs(chosen, microbatch_size)
             return
-        for start in range(0, max(1, len(chosen)), microbatch_size):
-            units = chosen[start : start + microbatch_size]
-            yield units, units[:, None], np.ones((len(units), 1))
+        for alike in self._units.by_width(chosen):
+            for start in range(0, max(1, len(alike)), microbatch_size):
+                units = alike[start : start + microbatch_size]
+                yield units, units[:, None], np.ones((len(units), 1))

@@ -12,6 +12,12 @@ from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
 
 
+def padded_width(count: int) -> int:
+    """The number of rows that this many are padded to: at most a quarter more, and one of few shapes."""
+    step = max(1, 1 << (max(1, count).bit_length() - 3)) if count > 4 else 1
+    return max(1, -(-count // step) * step)
+
+
 class Units:
     """The units of privacy: which ids exist, and which rows of the collection belong to each."""
 
@@ -54,6 +60,15 @@ class Units:
         found[existing] = drawn[existing]
         return found
 
+    def by_width(self, units: np.ndarray) -> list[np.ndarray]:
+        """The units in groups whose rows are padded to the same width, so that a unit's shape is its own."""
+        if self._order is None or not self._persons or not len(units):
+            return [units]
+        places = np.searchsorted(self._known, units)
+        counts = np.minimum(self._starts[places + 1] - self._starts[places], self._max_images)
+        widths = np.array([padded_width(int(count)) for count in counts])
+        return [units[widths == width] for width in np.unique(widths)]
+
     def record_ids(self, rows: np.ndarray) -> np.ndarray:
         """The ids of the records in these rows, by which their draws are keyed."""
         return rows if self._order is None or self._ids is None else self._ids[rows]
@@ -70,7 +85,7 @@ class Units:
         if not self._persons:
             return self._order[self._starts[places]][:, None], np.ones((len(units), 1))
         lists = [self._chosen(self._order[self._starts[k] : self._starts[k + 1]], randomness, *label) for k in places]
-        width = max((len(rows) for rows in lists), default=1)
+        width = min(self._max_images, padded_width(max((len(rows) for rows in lists), default=1)))
         table = np.zeros((len(units), width), dtype=np.int64)
         weights = np.zeros((len(units), width))
         for index, rows in enumerate(lists):
@@ -99,20 +114,23 @@ class Partition:
     def packs(self, shards: np.ndarray, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Shard numbers, their units as ``[shards, n]`` and each unit's weight, about ``rows`` units at a time.
 
-        The largest shards come first, so that shards of similar size are padded together. A shard without units has
-        no vector; if no shard has any, one pack without rows is returned.
+        Only shards that are padded to the same width go together: the shape in which a shard is computed is then a
+        function of that shard alone. A shard without units has no vector; if no shard has any, one pack without rows
+        is returned.
         """
         sizes = self._starts[shards + 1] - self._starts[shards]
-        largest_first = np.argsort(-sizes, kind="stable")
-        shards, sizes = shards[largest_first], sizes[largest_first]
-        present = int((sizes > 0).sum())
-        start = 0
-        while start == 0 or start < present:
-            width = int(sizes[start]) if start < present else 1
-            stop = min(present, start + max(1, rows // width))
-            own = sizes[start:stop, None]
-            place = np.arange(width)[None, :]
-            # Padding repeats the shard's own first unit, so that it cannot carry another shard's data.
-            units = self._order[self._starts[shards[start:stop]][:, None] + np.where(place < own, place, 0)]
-            yield shards[start:stop], units, (place < own) / np.maximum(own, 1)
-            start = max(stop, 1)
+        shards, sizes = shards[sizes > 0], sizes[sizes > 0]
+        if not len(shards):
+            yield shards, np.zeros((0, 1), dtype=np.int64), np.zeros((0, 1))
+        widths = np.array([padded_width(int(size)) for size in sizes])
+        for width in np.unique(widths)[::-1]:
+            alike = shards[widths == width]
+            for start in range(0, len(alike), max(1, rows // int(width))):
+                yield self._pack(alike[start : start + max(1, rows // int(width))], int(width))
+
+    def _pack(self, shards: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        own = (self._starts[shards + 1] - self._starts[shards])[:, None]
+        place = np.arange(width)[None, :]
+        # Padding repeats the shard's own first unit, so that it cannot carry another shard's data.
+        units = self._order[self._starts[shards][:, None] + np.where(place < own, place, 0)]
+        return shards, units, (place < own) / own

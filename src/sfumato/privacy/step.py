@@ -15,13 +15,14 @@ from sfumato.privacy.gradients import (
     Batch,
     Clip,
     Loss,
+    Performance,
     UnsupportedModel,
     check,
     check_rows,
     check_shards,
-    clipped_sum,
     groups_of,
 )
+from sfumato.privacy.gradients.engine import GradientSum
 from sfumato.privacy.gradients.group_terms import Coupled, Grouped, Terms
 from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
 from sfumato.privacy.gradients.probe import due
@@ -64,6 +65,7 @@ class Step:
         clip_norm: Clip,
         draws: int = 1,
         state: PrivateState | None = None,
+        performance: Performance | None = None,
     ) -> NoisyGradient:
         """The sum over the batch of each unit's clipped gradient, plus noise.
 
@@ -74,14 +76,16 @@ class Step:
             clip_norm: One for the whole model, or one for each group of parameters, by the start of their names.
             draws: A unit's loss is averaged over this many independent draws before the clip.
             state: Private state that the loss may read.
+            performance: Arithmetic, compilation and memory; none of it changes the mechanism.
         """
         groups = groups_of(model, clip_norm)
         self._probe(block, draws, state, lambda batch: check(model, loss, batch, clip_norm))
-        totals: dict[str, Tensor] = {}
+        expected = self._curator._batches.expected_units(self._event)
+        total = GradientSum(model, loss, clip_norm, expected_units=expected, performance=performance)
         numbers = math.prod(self._curator.shape) * draws
         for batch in self._batches(block, draws, state, max(1, _PIXELS // numbers)):
-            for name, part in self._on_private_rows(clipped_sum, model, loss, batch, clip_norm).items():
-                totals[name] = totals[name] + part if name in totals else part
+            self._on_private_rows(total.add, batch)
+        totals = total.values()
         joined = [
             (group or "all", torch.cat([totals[name].flatten() for name in names]), norm)
             for group, (norm, names) in groups.items()

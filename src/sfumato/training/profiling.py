@@ -11,19 +11,32 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from sfumato.methods.base import Method, Shape
-from sfumato.privacy import NoGuarantee, PrivateRecords, Step
+from sfumato.networks.pixels import Shape
+from sfumato.privacy import Curator, NoGuarantee, PrivateRecords, Step, SubsampledGaussian
 from sfumato.privacy.curator import Item
+from sfumato.release.release import Release
 
 _TIMED, _COUNTED = 4, 3  # steps; the first of all is not timed
 _UNITS, _UNITS_OF_A_CLASS = 48, 20  # records in a step, at least
 _FEWER = 4  # times fewer in the first of two rehearsals
+
+
+class Trainable(Protocol):
+    """What profiling needs of a method."""
+
+    curator_type: ClassVar[type[Curator]]
+
+    def queries(self) -> tuple[SubsampledGaussian, ...]:
+        """The planned queries."""
+
+    def fit(self, private: PrivateRecords, budget: NoGuarantee, *, device: str | torch.device | None = None) -> Release:
+        """Train."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +79,7 @@ class Work:
         }
 
 
-def rehearse(method: Method, *, shape: Shape, classes: int, images: int, device: str | torch.device = "cpu") -> Work:
+def rehearse(method: Trainable, *, shape: Shape, classes: int, images: int, device: str | torch.device = "cpu") -> Work:
     """Some twenty records of each class go through a step; work and seconds are scaled to ``images``.
 
     Small steps use a device badly, so the seconds are an upper estimate; the work is what it is.
@@ -96,7 +109,7 @@ def rehearse(method: Method, *, shape: Shape, classes: int, images: int, device:
 
 
 def _rehearsed(
-    method: Method, *, shape: Shape, classes: int, count: int, device: str | torch.device
+    method: Trainable, *, shape: Shape, classes: int, count: int, device: str | torch.device
 ) -> tuple[list[Part], int]:
     """The parts with ``count`` records as they are, and how many parameters are released."""
     random = np.random.default_rng(0)

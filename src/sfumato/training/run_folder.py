@@ -27,6 +27,7 @@ class Run:
         self.folder = Path(folder)
         self.release = self.folder / "release"
         self.internal = self.folder / "internal"
+        self.hold_out = self.internal / "hold_out.json"
         self._settings = self.internal / "run.json"
         self._created: bool | None = None
         self.ledger = Path(ledger) if ledger is not None else self.folder / "ledger.jsonl"

@@ -26,9 +26,7 @@ def is_arrow(folder: Path) -> bool:
 def arrow(path: Path, selection: Selection) -> Table:
     """A source of the records of a saved ``Dataset``, of one split of a saved ``DatasetDict``, or of one file."""
     if path.is_dir() and (path / _SPLITS).exists():
-        with parsing("the list of splits is damaged", advice="Save the data set again with save_to_disk."):
-            names = json.loads((path / _SPLITS).read_text())["splits"]
-            splits = [name for name in names if isinstance(name, str)]
+        splits = arrow_splits(path)
         chosen = splits[0] if len(splits) == 1 else selection.split
         if chosen not in splits:
             raise BadInput(
@@ -38,6 +36,15 @@ def arrow(path: Path, selection: Selection) -> Table:
         path = _inside(path, chosen)
     files = _files(path) if path.is_dir() else [path]
     return Table(files, selection, schema=_schema, batches=_batches)
+
+
+def arrow_splits(folder: Path) -> list[str]:
+    """The names of the parts of a saved ``DatasetDict``; none for a saved ``Dataset``."""
+    if not (folder / _SPLITS).exists():
+        return []
+    with parsing("the list of splits is damaged", advice="Save the data set again with save_to_disk."):
+        names = json.loads((folder / _SPLITS).read_text())["splits"]
+        return [name for name in names if isinstance(name, str)]
 
 
 def _files(folder: Path) -> list[Path]:

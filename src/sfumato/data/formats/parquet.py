@@ -29,12 +29,18 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.parquet")) or sorted((folder / "data").glob("*.parquet"))
 
 
-def _shards(folder: Path, split: str) -> list[Path]:
+def parquet_splits(folder: Path) -> dict[str, list[Path]]:
+    """The files of each part."""
     found: dict[str, list[Path]] = {}
     for file in files_in(folder):
         match = _SHARD.match(file.name)
         if match:
             found.setdefault(match["split"], []).append(file)
+    return found
+
+
+def _shards(folder: Path, split: str) -> list[Path]:
+    found = parquet_splits(folder)
     if len(found) == 1:
         return next(iter(found.values()))
     if split not in found:

@@ -18,7 +18,7 @@ from sfumato.networks.wavelets import LabelFilter
 from sfumato.privacy import Block, Curator, Draws, SubsampledGaussian
 from sfumato.training.ema import ema_update
 
-EVENT = "judge"  # the name that versions up to 0.1.0 have on their ledgers; it is also a key of the noise
+EVENT = "label filter"
 _BLOCK = "gradient"
 _CLIP_NORM = 1.0
 _EMA_DECAY = 0.95

@@ -1,10 +1,17 @@
-"""Sums of per-example clipped gradients: ``clipped_sum(model, loss, batch, clip)``."""
+"""Sums of per-example clipped gradients: ``clipped_sum(model, loss, batch, clip_norm)``."""
+
+import os
+
+# Intel's MKL chooses instructions by the alignment of each row in memory, so that equal rows of a product may differ in
+# their last bit. Its reproducible mode does not. Read by MKL at its first call, so it is set on import.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 from sfumato.privacy.gradients.batch import Batch, Loss
-from sfumato.privacy.gradients.engine import clipped_sum
+from sfumato.privacy.gradients.engine import GradientSum, clipped_sum
 from sfumato.privacy.gradients.errors import UnsupportedModel
 from sfumato.privacy.gradients.groups import Clip, groups_of
 from sfumato.privacy.gradients.per_class import PerClass
+from sfumato.privacy.gradients.performance import Performance
 from sfumato.privacy.gradients.probe import check, check_rows, check_shards
 from sfumato.privacy.gradients.sparsify import Compressed
 
@@ -12,8 +19,10 @@ __all__ = [
     "Batch",
     "Clip",
     "Compressed",
+    "GradientSum",
     "Loss",
     "PerClass",
+    "Performance",
     "UnsupportedModel",
     "check",
     "check_rows",

@@ -1,102 +1,92 @@
-"""What one use of one parameter adds to each unit's gradient."""
+"""What one parameter's use contributes to each unit's gradient: its norm, and the exact sum of the clipped vectors."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
-from sfumato.privacy.gradients.norms import Length, Norms, lengths
-from sfumato.privacy.gradients.rounding import working
+from sfumato.privacy.gradients.fixed_point import EXACT_UNITS
 
 
 class Contribution(ABC):
-    """``units`` are side by side; with ``stack`` class models the first ``units / stack`` belong to the first model."""
+    """One parameter's part of every unit's gradient.
 
-    units: int
+    The units of a microbatch lie side by side; with ``stack`` class models the first ``units / stack`` belong to the
+    first model. ``relative`` and ``absolute`` bound what rounding to the grid adds to a unit's vector: ``relative``
+    times its spread, plus ``absolute`` grid steps (see ``fixed_point``).
+    """
+
     stack: int
-    numel: int
-    dtypes: tuple[torch.dtype, ...]
-    bytes: int
-    exact: bool = False
-    """Sum squares in float64 throughout: for numbers whose squares leave float32."""
+    relative: float
+    absolute: float
 
     @abstractmethod
-    def norms(self) -> Norms:
-        """Each unit's norm and spread (see ``precision``)."""
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """Each unit's norm, and its spread: a bound on the norm before terms cancel. Both are float64 ``[units]``."""
 
     @abstractmethod
-    def spread(self) -> Tensor:
-        """Each unit's spread, float64 ``[units]``."""
+    def gradients(self) -> Tensor:
+        """Each unit's gradient, ``[units, numel]``, in the parameter's own order."""
 
     @abstractmethod
-    def instantiate(self, start: int, stop: int) -> Tensor:
-        """The gradients of the units ``start`` to ``stop``, ``[stop - start, numel]``."""
+    def sums(self, factor: Tensor, spacing: float) -> Tensor:
+        """``Σ_u round(factor_u · gradient_u / spacing)`` for each model, int64 ``[stack, numel]``.
 
-    @abstractmethod
-    def weighted(self, factor: Tensor) -> Tensor:
-        """``Σ_u factor_u · gradient_u`` for each stacked model, ``[stack, numel]``."""
-
-
-class Dense(Contribution):
-    """Small gradients, held as they are: biases, affine scales, bare parameters."""
-
-    def __init__(self, gradient: Tensor, *, units: int, stack: int, length: Length | None = None) -> None:
-        """``gradient`` is ``[rows, ...]``; the rows of a unit are summed before anything else. ``length`` may be shared
-        by whoever holds the same tensor, if a unit is a row."""
-        rows = gradient.reshape(units, gradient.shape[0] // units, -1)
-        self.gradient = rows[:, 0] if rows.shape[1] == 1 else rows.sum(1, dtype=working(rows.dtype))
-        self.length = length or Length(self.gradient)
-        self.units, self.stack, self.numel = units, stack, self.gradient.shape[1]
-        self.dtypes = (gradient.dtype,)
-        self.bytes = self.gradient.numel() * self.gradient.element_size()
-
-    def norms(self) -> Norms:
-        return Norms(self.length.value(exact=self.exact))
-
-    def spread(self) -> Tensor:
-        return self.norms().norm
-
-    def instantiate(self, start: int, stop: int) -> Tensor:
-        return self.gradient[start:stop]
-
-    def weighted(self, factor: Tensor) -> Tensor:
-        return weigh(factor, self.gradient, self.stack)
+        A unit with factor 0 adds nothing, even if its gradient is not finite.
+        """
 
 
-def weigh(factor: Tensor, gradients: Tensor, stack: int) -> Tensor:
-    """``[units], [units, numel] → [stack, numel]``."""
-    gradients = gradients.to(working(gradients.dtype))
-    factor = factor.to(gradients.dtype)
-    if stack == 1:
-        return factor[None] @ gradients
-    return torch.bmm(factor.view(stack, 1, -1), gradients.view(stack, factor.shape[0] // stack, -1))[:, 0]
+class PerExample(Contribution):
+    """Gradients that are held whole, ``[units, numel]``: the very numbers that are measured are scaled and added."""
+
+    relative = 0.0
+
+    def __init__(self, gradient: Tensor, *, stack: int) -> None:
+        self.gradient, self.stack = gradient, stack
+        self.absolute = math.sqrt(gradient.shape[1]) / 2.0
+
+    def norms(self) -> tuple[Tensor, Tensor]:
+        norm = torch.linalg.vector_norm(self.gradient, dim=1, dtype=torch.float64)
+        return norm, norm
+
+    def gradients(self) -> Tensor:
+        return self.gradient
+
+    def sums(self, factor: Tensor, spacing: float) -> Tensor:
+        gradient = self.gradient.to(working(self.gradient.dtype))
+        scaled = torch.round(gradient * (factor / spacing).to(gradient.dtype)[:, None])
+        whole = torch.where(factor[:, None] > 0, scaled, 0.0)
+        parts = whole.view(self.stack, -1, whole.shape[1]).split(EXACT_UNITS, dim=1)
+        return add([part.sum(1, dtype=torch.float64) for part in parts])
 
 
-class Several(Contribution):
-    """A parameter used more than once: the uses' gradients are added before the norm, so cross terms count."""
+def add(parts: list[Tensor]) -> Tensor:
+    """The sum of float64 tensors of whole numbers, in int64."""
+    total = parts[0].to(torch.int64)
+    for part in parts[1:]:
+        total = total + part.to(torch.int64)
+    return total
 
-    def __init__(self, uses: list[Contribution]) -> None:
-        self.uses = uses
-        self.units, self.stack, self.numel = uses[0].units, uses[0].stack, uses[0].numel
-        self.dtypes = tuple(dtype for use in uses for dtype in use.dtypes)
-        self.bytes = sum(use.bytes for use in uses)
 
-    def norms(self) -> Norms:
-        size = max(1, (1 << 25) // self.numel)
-        parts = [(start, min(self.units, start + size)) for start in range(0, self.units, size)]
-        whole = torch.cat([lengths(self.instantiate(*part), exact=self.exact) for part in parts])
-        return Norms(whole, None, self.spread())
+def rows_to_units(gradient: Tensor, *, units: int, stack: int) -> PerExample:
+    """A gradient for each row, ``[rows, ...]``: the rows of a unit are added."""
+    rows = gradient.reshape(units, gradient.shape[0] // units, -1)
+    return PerExample(rows[:, 0] if rows.shape[1] == 1 else rows.sum(1, dtype=working(rows.dtype)), stack=stack)
 
-    def spread(self) -> Tensor:
-        return torch.stack([use.spread() for use in self.uses]).sum(0)
 
-    def instantiate(self, start: int, stop: int) -> Tensor:
-        total = self.uses[0].instantiate(start, stop)
-        for use in self.uses[1:]:
-            total = total + use.instantiate(start, stop)
-        return total
+def merge(uses: list[Contribution]) -> Contribution:
+    """A parameter used more than once: its gradients are added before the norm, so cross terms count."""
+    if len(uses) == 1:
+        return uses[0]
+    total = uses[0].gradients().to(working(uses[0].gradients().dtype))
+    for use in uses[1:]:
+        total = total + use.gradients()
+    return PerExample(total, stack=uses[0].stack)
 
-    def weighted(self, factor: Tensor) -> Tensor:
-        return torch.stack([use.weighted(factor).double() for use in self.uses]).sum(0)
+
+def working(dtype: torch.dtype) -> torch.dtype:
+    """The dtype sums are formed in: operands in half precision are summed in float32, which holds them exactly."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,9 +1,13 @@
-"""Why something cannot be counted: an inner signal to try another way, and the error a user sees."""
+"""Why a gradient cannot be found: internal signals to try another way, and the error a user sees."""
 
 
 class UntracedUse(Exception):
-    """The book-keeping does not understand how a parameter is used; the torch.func path may."""
+    """Tracing does not understand how a parameter is used; torch.func may."""
+
+
+class NothingToCompare(UntracedUse):
+    """No unit of this batch has a gradient that could confirm the traced shapes; another batch may have one."""
 
 
 class UnsupportedModel(ValueError):
-    """No way of counting is sound for this model and loss. The message says which rule broke and what to do."""
+    """No way of finding gradients is sound for this model and loss; the message says why and what to do."""

@@ -15,7 +15,11 @@ Clip = float | Mapping[str, float] | Compressed
 come after a compression."""
 
 
-def groups_of(model: nn.Module, clip: Clip) -> dict[str, tuple[float, list[str]]]:
+Groups = dict[str, tuple[float, list[str]]]
+"""Group name → (clip norm, parameter names)."""
+
+
+def groups_of(model: nn.Module, clip: Clip) -> Groups:
     """Group name → (clip norm, parameter names). Refuses a parameter in no group or in two, and an unused group.
 
     The groups of a ``PerClass`` are named as in one of its models and hold that part of all of them.
@@ -27,7 +31,7 @@ def groups_of(model: nn.Module, clip: Clip) -> dict[str, tuple[float, list[str]]
         if not (math.isfinite(norm) and norm > 0):
             raise ValueError(f"the clip of group {name or 'all'!r} must be a positive number, not {norm}")
     inner = model[0] if isinstance(model, PerClass) else model
-    groups: dict[str, tuple[float, list[str]]] = {name: (float(norm), []) for name, norm in clips.items()}
+    groups: Groups = {name: (float(norm), []) for name, norm in clips.items()}
     for parameter, tensor in inner.named_parameters():
         if not tensor.requires_grad:
             continue

@@ -59,82 +59,13 @@ class PerClass(nn.Module):
         return self._compared[1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
-    """Rows that meet one model, or equally many rows for each of several stacked ones.
-
-    ``units[i]`` is the place of the part's i-th unit in the whole batch, one past the end for padding; None: the
-    part is the batch.
-    """
+    """Rows that one model takes, or equally many rows for each of several stacked models."""
 
     models: tuple[nn.Module, ...]
     prefixes: tuple[str, ...]
     batch: Batch
-    units: Tensor | None
-
-
-def parts(model: nn.Module, batch: Batch, *, stacked: bool) -> list[Part]:
-    """The batch as the models see it."""
-    if not isinstance(model, PerClass):
-        return [Part((model,), ("",), batch, None)]
-    # One trip from the device for all classes.
-    labels, counted = batch.labels.cpu().view(batch.weights.shape), batch.weights.cpu() > 0
-    places = [_places((labels == label) & counted) for label in range(len(model))]
-    present = [label for label, (units, _, _) in enumerate(places) if len(units)]
-    if not present:
-        return []
-    if stacked:
-        return [_stack(model, batch, places)]
-    device = batch.weights.device
-    return [
-        Part(
-            (model[label],),
-            (f"models.{label}.",),
-            _gather(batch, places[label][1].to(device), places[label][2].to(device)),
-            places[label][0].to(device),
-        )
-        for label in present
-    ]
-
-
-def _places(member: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a class, given as ``[units, rows]``: the units that own rows, these rows ``[units, width]``, which count."""
-    k = member.shape[1]
-    units = member.any(1).nonzero()[:, 0]
-    member = member[units]
-    width = int(member.sum(1).max()) if len(units) else 0
-    order = torch.argsort(~member, dim=1, stable=True)[:, :width]
-    counts = member.gather(1, order)
-    # A unit with fewer rows of this class is filled up with its first one, at weight 0.
-    return units, units[:, None] * k + torch.where(counts, order, order[:, :1]), counts
-
-
-def _gather(batch: Batch, rows: Tensor, counts: Tensor) -> Batch:
-    flat = rows.flatten()
-    weights = torch.where(
-        counts, batch.weights.flatten()[rows], torch.zeros((), dtype=batch.weights.dtype, device=rows.device)
-    )
-    state = None if batch.state is None else batch.state[flat]
-    return Batch(batch.images[flat], batch.labels[flat], batch.random[flat], weights, state)
-
-
-def _stack(model: PerClass, batch: Batch, places: list[tuple[Tensor, Tensor, Tensor]]) -> Part:
-    depth = max(len(units) for units, _, _ in places)
-    width = max(rows.shape[1] for _, rows, _ in places)
-    all_units = torch.full((len(places), depth), batch.units)
-    all_rows = torch.zeros((len(places), depth, width), dtype=torch.int64)
-    all_counts = torch.zeros((len(places), depth, width), dtype=torch.bool)
-    for label, (units, rows, counts) in enumerate(places):
-        if not len(units):
-            continue
-        n, w = rows.shape
-        all_rows[label] = rows[0, 0]
-        all_rows[label, :n] = rows[:, :1]
-        all_units[label, :n], all_rows[label, :n, :w], all_counts[label, :n, :w] = units, rows, counts
-    device = batch.weights.device
-    rows, counts = all_rows.flatten(0, 1).to(device), all_counts.flatten(0, 1).to(device)
-    prefixes = tuple(f"models.{label}." for label in range(len(places)))
-    return Part(tuple(model.models), prefixes, _gather(batch, rows, counts), all_units.flatten().to(device))
 
 
 def losses(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:

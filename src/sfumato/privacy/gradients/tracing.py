@@ -1,9 +1,9 @@
-"""How the book-keeping sees every use of a parameter.
+"""Tracing: how every use of a parameter is seen, and what each layer's input and output gradient contribute.
 
-During a pass each trainable parameter is replaced by a ``Tracked`` tensor. Whatever touches it arrives here: a use that
-a layer rule understands runs on the parameter's plain values and leaves a note for the backward pass; any other use
-raises ``UntracedUse``. A use that slipped by all the same would leave a path in the autograd graph to the ``Tracked``
-leaf or to the parameter itself, and the backward pass looks for exactly that.
+During a pass each trainable parameter is replaced by a ``Tracked`` tensor. Every function called with it arrives here:
+a use that a layer rule understands runs on the parameter's plain values and contributes in the backward pass; any other
+use raises ``UntracedUse``. A use that went unnoticed all the same would leave a path in the autograd graph to the
+``Tracked`` leaf or to the parameter itself, and the backward pass looks for exactly that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sfumato.privacy.gradients.contribution import Contribution
 from sfumato.privacy.gradients.errors import UntracedUse
@@ -32,17 +33,24 @@ class Record:
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         self.contributions: dict[str, list[Contribution]] = {}
         self.signature: list[tuple[object, ...]] = []
-        self.counting = False
+        self.counting = self.channels_last = False
+        self.held = self.written = 0
 
     def expect_rows(self, name: str, tensor: Tensor) -> None:
-        """The first dimension must be the rows. That it is not so by accident, the signature shows: the same shapes
-        after the first dimension, at two different numbers of rows."""
+        """Refuse a tensor whose first dimension is not the rows.
+
+        The signature shows that this is no coincidence: the same shapes after the first dimension at two different
+        numbers of rows.
+        """
         if tensor.dim() < 1 or tensor.shape[0] != self.rows:
             raise UntracedUse(f"parameter {name!r} meets a tensor whose first dimension is not the batch")
         self.signature.append((name, *tensor.shape[1:]))
 
-    def add(self, name: str, contribution: Contribution) -> None:
+    def add(self, name: str, contribution: Contribution, *, held: int = 0, written: int = 0) -> None:
+        """Note what a use contributes, the bytes that autograd holds for it, and the bytes written to form it."""
         self.contributions.setdefault(name, []).append(contribution)
+        self.held += held
+        self.written = max(self.written, written)
 
 
 class Tracked(Tensor):
@@ -54,7 +62,8 @@ class Tracked(Tensor):
 
     @classmethod
     def of(cls, name: str, parameter: Tensor, plain: Tensor, record: Record) -> Tracked:
-        tracked = torch.Tensor._make_subclass(cls, parameter.detach(), True)
+        with _disable_current_modes():
+            tracked = torch.Tensor._make_subclass(cls, parameter.detach(), True)
         tracked.called, tracked.plain, tracked.record = name, plain, record
         return tracked
 
@@ -72,7 +81,8 @@ class Tracked(Tensor):
         if name.endswith("_") and not name.endswith("__"):
             raise UntracedUse(f"{name} changes parameter {tracked.called!r} in place")
         with torch._C.DisableTorchFunctionSubclass(), torch.set_grad_enabled(torch.is_grad_enabled() and not constant):
-            result = func(*args, **kwargs)
+            # The values of this pass: in a compiled function the parameter's own would become a constant.
+            result = func(*_plain(args), **kwargs) if constant and not stacked else func(*args, **kwargs)
         if not any(isinstance(item, Tensor) for item in _flat(result)):
             # Shapes, dtypes, devices and plain numbers are constants to autograd as well.
             return result
@@ -90,6 +100,10 @@ def _flat(value: Any) -> Iterable[Any]:
             yield from _flat(item)
     else:
         yield value
+
+
+def _plain(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(value.plain if isinstance(value, Tracked) else value for value in values)
 
 
 def _tracked(values: Iterable[Any]) -> Iterable[Tracked]:
@@ -123,7 +137,7 @@ class _Seen(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise UntracedUse("the loss differentiates the network and keeps the graph")
         (x,) = ctx.saved_tensors
-        # Without its history: the record would hold the graph that holds the record, and memory would pile up.
+        # Detached: the record would otherwise hold the graph that holds the record, and memory would accumulate.
         x = x.detach()
         if ctx.record.counting:
             ctx.layer.note(ctx.record, x, gradient)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sfumato.privacy.gradients.contribution import Dense
+from sfumato.privacy.gradients.contribution import Contribution, PerExample, rows_to_units, working
 from sfumato.privacy.gradients.errors import UntracedUse
+from sfumato.privacy.gradients.ghost import outer_products
 from sfumato.privacy.gradients.layers.linear import split
-from sfumato.privacy.gradients.product import Product
-from sfumato.privacy.gradients.rounding import working
+from sfumato.privacy.gradients.per_record import Reordered, weight_gradients
 from sfumato.privacy.gradients.tracing import RULES, Layer, Record, Tracked, autocast_dtype, see_product
 
 Pair = tuple[int, int]
@@ -44,22 +44,23 @@ def _pair(value: Any) -> Pair:
 
 
 def patches(x: Tensor, *, kernel: Pair, places: Pair, geometry: Geometry) -> Tensor:
-    """``[rows, channels, H, W] → [rows, channels · kernel, places]``: a strided view, written out once.
+    """``[rows, channels, H, W] → [rows, places, kernel · channels]``, written out once, channels last.
 
     ``torch.nn.functional.unfold`` does the same one image at a time on a GPU.
     """
     (top, left), (down, right), (high, wide) = geometry.padding, geometry.stride, geometry.dilation
-    needed = ((places[0] - 1) * down + high * (kernel[0] - 1) + 1, (places[1] - 1) * right + wide * (kernel[1] - 1) + 1)
+    reach = ((places[0] - 1) * down + 1, (places[1] - 1) * right + 1)
+    needed = (reach[0] + high * (kernel[0] - 1), reach[1] + wide * (kernel[1] - 1))
     below, beside = max(0, needed[0] - x.shape[2] - top), max(0, needed[1] - x.shape[3] - left)
+    x = x.permute(0, 2, 3, 1)
     if top or left or below or beside:
-        x = functional.pad(x, (left, beside, top, below))
-    rows, channels, row, column = x.stride()
-    view = x.as_strided(
-        (x.shape[0], x.shape[1], *kernel, *places),
-        (rows, channels, row * high, column * wide, row * down, column * right),
-        x.storage_offset(),
-    )
-    return view.reshape(x.shape[0], x.shape[1] * kernel[0] * kernel[1], places[0] * places[1])
+        x = functional.pad(x, (0, 0, left, beside, top, below))
+    shifted = [
+        x[:, i * high : i * high + reach[0] : down, j * wide : j * wide + reach[1] : right]
+        for i in range(kernel[0])
+        for j in range(kernel[1])
+    ]
+    return torch.cat(shifted, dim=3).flatten(1, 2)
 
 
 def side_by_side(x: Tensor, stack: int) -> Tensor:
@@ -76,59 +77,26 @@ def one_after_another(x: Tensor, stack: int) -> Tensor:
     return x.view(x.shape[0], stack, -1, *x.shape[2:]).transpose(0, 1).flatten(0, 1)
 
 
-class ConvolutionWeight(Product):
-    """``wide`` is the tensor patches are cut from, ``narrow`` the one with a value for each place."""
+def convolution_weight(x: Tensor, gradient: Tensor, *, layer: Convolution, units: int, stack: int) -> Contribution:
+    """The weight's gradients; ``wide`` is the tensor patches are cut from, ``narrow`` has a value for each place."""
+    geometry, (height, width) = layer.geometry, layer.weight.shape[2:]
+    wide, narrow = (gradient, x) if geometry.transposed else (x, gradient)
+    places: Pair = (narrow.shape[2], narrow.shape[3])
+    a = patches(wide, kernel=(height, width), places=places, geometry=geometry)
+    b = narrow.permute(0, 2, 3, 1).flatten(1, 2)
+    taps, groups = height * width, geometry.groups
+    inner, outer = wide.shape[1] // groups, narrow.shape[1] // groups
 
-    convolves = True
+    def order(found: Tensor) -> Tensor:
+        """``[..., groups · outer, taps, inner]`` to torch's ``[..., groups · outer, inner, taps]``."""
+        return found.view(-1, groups * outer, taps, inner).transpose(2, 3).flatten(1)
 
-    def __init__(self, x: Tensor, gradient: Tensor, *, layer: Convolution, units: int, stack: int) -> None:
-        self.x, self.gradient, self.layer = x, gradient, layer
-        geometry = layer.geometry
-        self.wide, self.narrow = (gradient, x) if geometry.transposed else (x, gradient)
-        self.places: Pair = (self.narrow.shape[2], self.narrow.shape[3])
-        self.kernel: Pair = (layer.weight.shape[2], layer.weight.shape[3])
-        self.groups = geometry.groups
-        self.inner = self.wide.shape[1] // self.groups * self.kernel[0] * self.kernel[1]
-        self.outer = self.narrow.shape[1] // self.groups
-        self.units, self.stack, self.numel = units, stack, layer.weight.numel() // stack
-        self.rows_per_unit = x.shape[0] // units
-        self.positions = self.rows_per_unit * self.places[0] * self.places[1]
-        self.device, self.dtypes = x.device, (x.dtype, gradient.dtype)
-        self.kind = ("convolution", geometry, tuple(self.wide.shape[2:]), self.kernel, x.dtype)
-        self.bytes = (x.numel() + gradient.numel()) * x.element_size()
-
-    def operands(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        rows = slice(start * self.rows_per_unit, stop * self.rows_per_unit)
-        a = patches(self.wide[rows], kernel=self.kernel, places=self.places, geometry=self.layer.geometry)
-        return self._blocks(a, self.inner), self._blocks(self.narrow[rows].flatten(2), self.outer)
-
-    def _blocks(self, tensor: Tensor, width: int) -> Tensor:
-        """``[rows, groups · width, places] → [units · groups, width, rows per unit · places]``."""
-        if self.rows_per_unit == 1:
-            return tensor.reshape(-1, width, tensor.shape[2])
-        tensor = tensor.reshape(-1, self.rows_per_unit, self.groups, width, tensor.shape[2])
-        return tensor.permute(0, 2, 3, 1, 4).reshape(-1, width, self.positions)
-
-    def by_groups(self) -> Tensor:
-        dtype = working(self.x.dtype)
-        one = self.layer.weight.view(self.stack, -1, *self.layer.weight.shape[1:])[:1]
-        each = one.expand(self.units, *one.shape[1:])
-        layer = Convolution(each, None, self.layer.geometry, stack=self.units, weight_name=None, bias_name=None)
-        return layer.backward(self.x.to(dtype), self.gradient.to(dtype), weight=True).view(self.units, -1)
-
-    def product(self, factor: Tensor) -> Tensor:
-        dtype = working(self.x.dtype)
-        factor = factor.to(dtype)
-        if self.rows_per_unit > 1:
-            factor = factor.repeat_interleave(self.rows_per_unit)
-        factor = factor[:, None, None, None]
-        # The gradient or the input may carry the factor; the one with fewer elements is cheaper to scale.
-        x, gradient = self.x.to(dtype), self.gradient.to(dtype)
-        if x.numel() < gradient.numel():
-            x = x * factor
-        else:
-            gradient = gradient * factor
-        return self.layer.backward(x, gradient, weight=True).view(self.stack, -1)
+    if groups == 1:
+        a, b = a.reshape(units, -1, taps * inner), b.reshape(units, -1, outer)
+        return Reordered(weight_gradients(a, b, stack=stack), order)
+    a = a.reshape(units, -1, taps, groups, inner).permute(0, 3, 1, 2, 4).reshape(units * groups, -1, taps * inner)
+    b = b.reshape(units, -1, groups, outer).permute(0, 2, 1, 3).reshape(units * groups, -1, outer)
+    return Reordered(PerExample(outer_products(a, b).view(units, -1), stack=stack), order)
 
 
 class Convolution(Layer):
@@ -165,13 +133,12 @@ class Convolution(Layer):
         )
         return one_after_another(y, self.stack)
 
-    def backward(self, x: Tensor, gradient: Tensor, *, weight: bool) -> Tensor:
-        """The weight's gradient, ``[stack · out, ...]``, or the input's."""
+    def input_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
         g = self.geometry
-        input_gradient, weight_gradient, _ = torch.ops.aten.convolution_backward(
+        found, _, _ = torch.ops.aten.convolution_backward(
             side_by_side(gradient, self.stack),
             side_by_side(x, self.stack),
-            self.weight.to(x.dtype),
+            self.weight,
             None,
             g.stride,
             g.padding,
@@ -179,20 +146,19 @@ class Convolution(Layer):
             g.transposed,
             g.output_padding,
             g.groups * self.stack,
-            [not weight, weight, False],
+            [True, False, False],
         )
-        return weight_gradient if weight else one_after_another(input_gradient, self.stack)
-
-    def input_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        return self.backward(x, gradient, weight=False)
+        return one_after_another(found, self.stack)
 
     def note(self, record: Record, x: Tensor, gradient: Tensor) -> None:
         if self.weight_name is not None:
-            weight = ConvolutionWeight(x, gradient, layer=self, units=record.units, stack=record.stack)
-            record.add(self.weight_name, weight)
+            weight = convolution_weight(x, gradient, layer=self, units=record.units, stack=record.stack)
+            taps = self.weight.shape[2] * self.weight.shape[3]
+            written = taps * (gradient if self.geometry.transposed else x).nbytes
+            record.add(self.weight_name, weight, held=x.nbytes + gradient.nbytes, written=written)
         if self.bias_name is not None:
             summed = gradient.sum((2, 3), dtype=working(gradient.dtype))
-            record.add(self.bias_name, Dense(summed, units=record.units, stack=record.stack))
+            record.add(self.bias_name, rows_to_units(summed, units=record.units, stack=record.stack))
 
 
 def _convolve(record: Record, x: Any, weight: Any, bias: Any, geometry: Geometry) -> Tensor:
@@ -204,6 +170,8 @@ def _convolve(record: Record, x: Any, weight: Any, bias: Any, geometry: Geometry
     layer = Convolution(
         plain_weight, plain_bias, geometry, stack=record.stack, weight_name=weight_name, bias_name=bias_name
     )
+    if record.channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
     return see_product(record, layer, x, dtype)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,48 +10,46 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sfumato.privacy.gradients.contribution import Contribution
+from sfumato.privacy.gradients.contribution import Contribution, PerExample, working
 from sfumato.privacy.gradients.errors import UntracedUse
-from sfumato.privacy.gradients.norms import Norms, lengths
-from sfumato.privacy.gradients.rounding import working
 from sfumato.privacy.gradients.tracing import RULES, Layer, Record, Tracked, see
 
 
 class Lookup(Contribution):
-    """Places of a unit that looked up the same row are summed before the norm; different rows are orthogonal."""
+    """One look-up for each unit: the gradient is that of one entry of the table, and the others are zero."""
 
-    def __init__(self, index: Tensor, gradient: Tensor, *, table: tuple[int, int], units: int, stack: int) -> None:
-        self.entries, self.width = table
-        self.index = index.reshape(units, -1)
-        self.gradient = gradient.reshape(units, -1, self.width)
-        self.units, self.stack, self.numel = units, stack, self.entries * self.width
-        self.dtypes = (gradient.dtype,)
-        self.bytes = gradient.numel() * gradient.element_size()
+    relative = 0.0
 
-    def norms(self) -> Norms:
-        if self.index.shape[1] == 1:
-            return Norms(lengths(self.gradient[:, 0], exact=self.exact))
-        gradient = self.gradient.double()
-        same = (self.index[:, :, None] == self.index[:, None, :]).double()
-        squared = (torch.bmm(same, gradient) * gradient).sum((1, 2)).abs()
-        return Norms(squared.sqrt(), None, self.spread())
+    def __init__(self, index: Tensor, gradient: Tensor, *, table: tuple[int, int], stack: int) -> None:
+        """``index`` is ``[units]``, ``gradient`` ``[units, width]``."""
+        self.index, self.gradient, self.table, self.stack = index, gradient, table, stack
+        self.absolute = math.sqrt(table[1]) / 2.0
 
-    def spread(self) -> Tensor:
-        return torch.linalg.vector_norm(self.gradient, dim=2, dtype=torch.float64).sum(1)
+    def norms(self) -> tuple[Tensor, Tensor]:
+        norm = torch.linalg.vector_norm(self.gradient, dim=1, dtype=torch.float64)
+        return norm, norm
 
-    def instantiate(self, start: int, stop: int) -> Tensor:
-        gradient = self.gradient[start:stop].to(working(self.gradient.dtype))
-        table = gradient.new_zeros(stop - start, self.entries, self.width)
-        index = self.index[start:stop, :, None].expand_as(gradient)
-        return table.scatter_add_(1, index, gradient).flatten(1)
+    def gradients(self) -> Tensor:
+        return by_entry(self.index[:, None], self.gradient[:, None], self.table[0])
 
-    def weighted(self, factor: Tensor) -> Tensor:
-        gradient = self.gradient.double() * factor.double()[:, None, None]
-        per_model = self.units // self.stack
-        model = torch.arange(self.stack, device=factor.device).repeat_interleave(per_model)
-        table = gradient.new_zeros(self.stack * self.entries, self.width)
-        index = self.index + (model * self.entries)[:, None]
-        return table.index_add_(0, index.flatten(), gradient.flatten(0, 1)).view(self.stack, -1)
+    def sums(self, factor: Tensor, spacing: float) -> Tensor:
+        scaled = torch.round(self.gradient.double() * (factor / spacing)[:, None])
+        whole = torch.where(factor[:, None] > 0, scaled, 0.0).to(torch.int64)
+        entries, width = self.table
+        model = torch.arange(self.stack, device=factor.device).repeat_interleave(len(factor) // self.stack)
+        # Whole numbers: the order in which a GPU adds them does not matter.
+        return (
+            whole.new_zeros(self.stack * entries, width)
+            .index_add(0, self.index + model * entries, whole)
+            .view(self.stack, -1)
+        )
+
+
+def by_entry(index: Tensor, gradient: Tensor, entries: int) -> Tensor:
+    """Each unit's gradient of the table, ``[units, entries · width]``: look-ups of the same entry are added."""
+    gradient = gradient.to(working(gradient.dtype))
+    chosen = functional.one_hot(index, entries).to(gradient.dtype)
+    return torch.bmm(chosen.transpose(1, 2), gradient).flatten(1)
 
 
 class _Embedding(Layer):
@@ -69,8 +68,13 @@ class _Embedding(Layer):
     def note(self, record: Record, x: Tensor, gradient: Tensor) -> None:
         if self.padding is not None:
             gradient = gradient.masked_fill((x == self.padding)[..., None], 0.0)
-        table = (self.weight.shape[1], self.weight.shape[2])
-        record.add(self.name, Lookup(x, gradient, table=table, units=record.units, stack=record.stack))
+        entries, width = self.weight.shape[1:]
+        index, gradient = x.reshape(record.units, -1), gradient.reshape(record.units, -1, width)
+        if index.shape[1] == 1:
+            found: Contribution = Lookup(index[:, 0], gradient[:, 0], table=(entries, width), stack=record.stack)
+        else:
+            found = PerExample(by_entry(index, gradient, entries), stack=record.stack)
+        record.add(self.name, found)
 
 
 def _embedding(record: Record, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -9,41 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sfumato.privacy.gradients.contribution import Dense
+from sfumato.privacy.gradients.contribution import rows_to_units, working
 from sfumato.privacy.gradients.errors import UntracedUse
-from sfumato.privacy.gradients.norms import Length
-from sfumato.privacy.gradients.product import Product
-from sfumato.privacy.gradients.rounding import working
+from sfumato.privacy.gradients.per_record import weight_gradients
 from sfumato.privacy.gradients.tracing import RULES, Layer, Record, Tracked, autocast_dtype, see_product
-
-
-class LinearWeight(Product):
-    """x ``[rows, ..., in]`` and the gradient of y ``[rows, ..., out]``."""
-
-    def __init__(self, x: Tensor, gradient: Tensor, *, units: int, stack: int, length: Length | None = None) -> None:
-        self.length = length
-        self.inner, self.outer, self.groups = x.shape[-1], gradient.shape[-1], 1
-        self.x = x.reshape(units, -1, self.inner)
-        self.gradient = gradient.reshape(units, -1, self.outer)
-        self.units, self.stack, self.numel = units, stack, self.inner * self.outer
-        self.positions = self.x.shape[1]
-        self.device, self.kind, self.dtypes = x.device, ("linear", x.dtype), (x.dtype, gradient.dtype)
-        self.bytes = (self.x.numel() + self.gradient.numel()) * x.element_size()
-
-    def operands(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self.x[start:stop].transpose(1, 2), self.gradient[start:stop].transpose(1, 2)
-
-    def lengths(self) -> tuple[Tensor, Tensor]:
-        first, second = Length(self.x[:, 0]), self.length or Length(self.gradient[:, 0])
-        return first.value(exact=self.exact), second.value(exact=self.exact)
-
-    def product(self, factor: Tensor) -> Tensor:
-        dtype = working(self.x.dtype)
-        gradient = (self.gradient.to(dtype) * factor.to(dtype)[:, None, None]).view(self.stack, -1, self.outer)
-        x = self.x.to(dtype).view(self.stack, -1, self.inner)
-        if self.stack == 1:
-            return (gradient[0].t() @ x[0]).view(1, -1)
-        return torch.bmm(gradient.transpose(1, 2), x).view(self.stack, -1)
 
 
 class Linear(Layer):
@@ -70,13 +39,12 @@ class Linear(Layer):
 
     def note(self, record: Record, x: Tensor, gradient: Tensor) -> None:
         units, stack = record.units, record.stack
-        # A bias has the output's gradient itself: one norm serves both.
-        length = Length(gradient) if gradient.dim() == 2 and record.rows == units else None
         if self.weight_name is not None:
-            record.add(self.weight_name, LinearWeight(x, gradient, units=units, stack=stack, length=length))
+            a, b = x.reshape(units, -1, x.shape[-1]), gradient.reshape(units, -1, gradient.shape[-1])
+            record.add(self.weight_name, weight_gradients(a, b, stack=stack), held=x.nbytes + gradient.nbytes)
         if self.bias_name is not None:
             summed = gradient if gradient.dim() == 2 else gradient.flatten(1, -2).sum(1, dtype=working(gradient.dtype))
-            record.add(self.bias_name, Dense(summed, units=units, stack=stack, length=length))
+            record.add(self.bias_name, rows_to_units(summed, units=units, stack=stack))
 
 
 def split(

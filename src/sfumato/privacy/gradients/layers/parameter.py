@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.privacy.gradients.contribution import Dense
+from sfumato.privacy.gradients.contribution import rows_to_units
 from sfumato.privacy.gradients.errors import UntracedUse
 from sfumato.privacy.gradients.tracing import RULES, Layer, Record, Tracked, see
 
@@ -26,10 +26,10 @@ class _Copies(Layer):
         return copies.expand(record.stack, record.rows // record.stack, *self.shape).reshape(record.rows, *self.shape)
 
     def input_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        raise UntracedUse("the place holder of a bare parameter has no gradient")
+        raise UntracedUse("the placeholder of a bare parameter has no gradient")
 
     def note(self, record: Record, x: Tensor, gradient: Tensor) -> None:
-        record.add(self.parameter.called, Dense(gradient, units=record.units, stack=record.stack))
+        record.add(self.parameter.called, rows_to_units(gradient, units=record.units, stack=record.stack))
 
 
 def copies(parameter: Tracked, shape: tuple[int, ...]) -> Tensor:

@@ -1,0 +1,143 @@
+"""Training and test images that have nothing in common: the parts of a collection, or images held out at random."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+
+from sfumato.data.errors import BadInput
+from sfumato.data.images import Images, Options, read
+from sfumato.data.reader import collection_splits
+from sfumato.files import write_json
+
+# Public data sets have a few exact copies across their parts; more than this is no test.
+_COPIES_ALLOWED = 0.01
+
+
+@dataclass(frozen=True)
+class HoldOut:
+    """Holds out each unit with probability ``share``, by a keyed hash of the unit alone.
+
+    A unit is an image or, where persons are named, a person with all images. Whether it is held out does not depend
+    on the other units, so the guarantee of a training on the rest covers the held-out units as well. The key is
+    secret: it says who was trained on.
+    """
+
+    share: float
+    key: str
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ValueError(f"--hold-out is a share between 0 and 1, not {self.share:g}")
+
+    @classmethod
+    def drawn(cls, share: float) -> HoldOut:
+        """With a fresh key."""
+        return cls(share, secrets.token_hex(16))
+
+    @classmethod
+    def load(cls, path: Path) -> HoldOut:
+        """What ``save`` wrote."""
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no {path}: the run was trained without --hold-out")
+        found = json.loads(path.read_text())
+        return cls(float(found["share"]), str(found["key"]))
+
+    def save(self, path: Path) -> None:
+        """Write share and key for the owner alone."""
+        write_json(path, {"NOT PRIVATE": True, "share": self.share, "key": self.key}, private=True)
+
+    def split(self, images: Images) -> tuple[Images, Images]:
+        """The images to train on and those that are held out."""
+        rows = np.arange(len(images.labels))
+        if images.persons is not None:
+            # The first image of each person decides for all of them.
+            first = np.unique(images.persons, return_index=True)[1]
+            rows = first[images.persons]
+        drawn = {int(row): self._draw(images.pixels[row]) for row in np.unique(rows)}
+        held = np.array([drawn[int(row)] < self.share for row in rows], dtype=bool)
+        return subset(images, ~held), subset(images, held)
+
+    def _draw(self, pixels: np.ndarray) -> float:
+        digest = hashlib.blake2b(pixels.tobytes(), digest_size=8, key=bytes.fromhex(self.key)).digest()
+        return int.from_bytes(digest, "big") / 2**64
+
+
+def subset(images: Images, rows: np.ndarray) -> Images:
+    """These rows; the persons are numbered anew."""
+    persons = images.persons
+    if persons is not None:
+        persons = np.unique(np.asarray(persons)[rows], return_inverse=True)[1].astype(np.int64)
+    return replace(images, pixels=images.pixels[rows], labels=np.asarray(images.labels)[rows], persons=persons)
+
+
+def read_train_and_test(
+    path: str | Path,
+    test_path: str | Path | None = None,
+    *,
+    hold_out: HoldOut | None = None,
+    infer_classes: bool = False,
+    **options: Unpack[Options],
+) -> tuple[Images, Images]:
+    """Read images to train on and images to test on that were not trained on.
+
+    Args:
+        path: The collection that was, or will be, trained on.
+        test_path: The test images, where they lie elsewhere.
+        hold_out: How the collection was, or will be, divided, where it has no test part.
+        infer_classes: Take the label set from the data; for evaluations, which are not private.
+        options: As for ``read``; without ``split``.
+
+    Raises:
+        BadInput: If there is no test part, or if it repeats the training images.
+    """
+    if hold_out is not None:
+        train, test = hold_out.split(read(path, infer_classes=infer_classes, **options))
+        if not (len(train.labels) and len(test.labels)):
+            raise BadInput("nothing was held out, or everything", advice="Choose another share with --hold-out.")
+        return train, test
+    if test_path is None:
+        check_test_part(Path(path))
+    train = read(path, infer_classes=infer_classes, **options)
+    options["classes"] = train.classes
+    if test_path is not None:
+        # Test images belong to nobody who was trained on; they need not name persons.
+        for name in ("person_column", "person_file", "person_pattern"):
+            options.pop(name, None)  # type: ignore[misc]
+    elsewhere = Path(path if test_path is None else test_path)
+    options["split"] = "test" if "test" in collection_splits(elsewhere) else "train"
+    test = read(elsewhere, **options)
+    check_disjoint(train, test)
+    return train, test
+
+
+def check_test_part(path: Path) -> None:
+    """Refuse a collection that has no test part."""
+    if "test" not in collection_splits(path):
+        raise BadInput(
+            f"{path} has no test part, and testing on images that were learnt from says nothing",
+            advice="Name test images (evaluate: --real-test, compare: --test), or hold some out before training "
+            "(compare --hold-out 0.2; train --hold-out 0.2, then evaluate --held-out RUN).",
+        )
+
+
+def check_disjoint(train: Images, test: Images) -> None:
+    """Refuse test images of which more than one in a hundred is also a training image, pixel by pixel."""
+    known = {_digest(pixels) for pixels in train.pixels}
+    copies = sum(_digest(pixels) in known for pixels in test.pixels)
+    if copies > _COPIES_ALLOWED * len(test.labels):
+        raise BadInput(
+            "the test images repeat the training images",
+            advice="Name test images that were not trained on, or hold some out before training (--hold-out 0.2).",
+            detail=f"{copies} of {len(test.labels)}",
+        )
+
+
+def _digest(pixels: np.ndarray) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(pixels).tobytes(), digest_size=16).digest()

@@ -1,0 +1,94 @@
+"""What the engine checks before it relies on a faster way, and the settings that make kernels repeatable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sfumato.privacy.gradients.contribution import Contribution
+from sfumato.privacy.gradients.microbatches import Microbatch
+from sfumato.privacy.gradients.per_class import Part
+from sfumato.privacy.gradients.performance import Performance
+from sfumato.privacy.gradients.rounding import arithmetic
+from sfumato.privacy.gradients.task import trainable_parameters
+
+Run = Callable[[Microbatch], dict[str, Tensor]]
+"""A microbatch → parameter name → whole numbers of grid steps."""
+
+
+def few_units(part: Part, units: int, start: int = 0) -> Part:
+    """The same few units of every stacked model."""
+    each = part.batch.units // len(part.models)
+    chosen = torch.arange(start, min(each, start + units), device=part.batch.weights.device)
+    offsets = torch.arange(len(part.models), device=chosen.device)[:, None] * each
+    return replace(part, batch=part.batch.select((offsets + chosen).flatten()))
+
+
+def reversed_units(micro: Microbatch) -> Microbatch:
+    """The same units in the opposite order, within every stacked model."""
+    parts = []
+    for part in micro.parts:
+        order = torch.arange(part.batch.units, device=part.batch.weights.device).view(len(part.models), -1).flip(1)
+        parts.append(replace(part, batch=part.batch.select(order.flatten())))
+    return replace(micro, parts=tuple(parts))
+
+
+def units_multiple(device: torch.device, rows_per_unit: int) -> int:
+    """Units in multiples of which a microbatch is best cut.
+
+    On a CPU the last numbers of a tensor, and of every thread's share of it, are computed by other instructions than
+    the rest, 32 at a time. Where rows come in such multiples there is no such remainder.
+    """
+    return 1 if device.type == "cuda" else math.lcm(32 * torch.get_num_threads(), rows_per_unit) // rows_per_unit
+
+
+def on_one_thread(run: Run, micro: Microbatch) -> dict[str, Tensor]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return run(micro)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def equal_sums(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def gradients_agree(fast: dict[str, Contribution], loop: dict[str, Contribution], part: Part) -> bool | None:
+    """Whether every unit has the same gradient and norm both ways, up to rounding; None if none is finite and not 0."""
+    used = arithmetic((p.dtype for p in trainable_parameters(part.models[0]).values()), part.batch.images.device)
+    exact = {name: contribution.gradients() for name, contribution in loop.items()}
+    distance = torch.stack(
+        [(fast[n].gradients().double() - g if n in fast else g).square().sum(1) for n, g in exact.items()]
+    )
+    expected = torch.stack([g.square().sum(1) for g in exact.values()]).sum(0).sqrt()
+    squares = [contribution.norms()[0].square() for contribution in fast.values()]
+    norm = torch.stack(squares).sum(0).sqrt() if squares else torch.zeros_like(expected)
+    # A gradient that vanishes but for rounding is as large as the rounding of the others.
+    largest = torch.nan_to_num(expected, nan=0.0, posinf=0.0).max()
+    room = used.tolerance * expected + 256.0 * used.roundoff * largest
+    near = (distance.sum(0).sqrt() <= room) & ((norm - expected).abs() <= room)
+    finite = torch.isfinite(norm) & torch.isfinite(expected)
+    if not bool((near | ~finite).all()):
+        return False
+    return True if bool((finite & (expected > 0)).any()) else None
+
+
+@contextmanager
+def deterministic(device: torch.device, performance: Performance) -> Iterator[None]:
+    """Deterministic kernels chosen without timing, in the arithmetic that was asked for."""
+    before = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
+    enabled = performance.dtype is torch.bfloat16 or torch.is_autocast_enabled(device.type)
+    dtype = torch.bfloat16 if performance.dtype is torch.bfloat16 else torch.get_autocast_dtype(device.type)
+    try:
+        with torch.autocast(device.type, dtype=dtype, enabled=enabled):
+            yield
+    finally:
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = before

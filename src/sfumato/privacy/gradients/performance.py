@@ -1,0 +1,60 @@
+"""How the gradients are computed. None of these settings can change the mechanism.
+
+Every unit's vector is rounded to a grid and its norm is bounded after the rounding (``fixed_point``), whatever
+arithmetic produced it. A coarser or faster arithmetic changes the vectors a little, and never how far one unit moves
+the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Performance:
+    """Public settings of the gradient engine.
+
+    Args:
+        dtype: arithmetic of the matrix products; ``torch.bfloat16`` runs the loss under autocast.
+        channels_last: memory format of image tensors; pays on a GPU with bfloat16.
+        compile: compile the microbatch with ``torch.compile``. None: on CUDA only, where shapes are fixed and the
+            compile time is paid once.
+        cuda_graphs: replay the compiled microbatch as a CUDA graph; pays where a step is bound by kernel launches.
+        memory: bytes that a microbatch may take. None: a quarter of the device's memory, at most 1 GiB on a CPU.
+    """
+
+    dtype: torch.dtype = torch.float32
+    channels_last: bool = False
+    compile: bool | None = None
+    cuda_graphs: bool = False
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"the arithmetic is torch.float32 or torch.bfloat16, not {self.dtype}")
+        if self.memory is not None and self.memory < 1:
+            raise ValueError(f"the memory of a microbatch is a positive number of bytes, not {self.memory}")
+
+    def compiles(self, device: torch.device) -> bool:
+        """Whether microbatches on this device are compiled."""
+        return device.type == "cuda" if self.compile is None else self.compile
+
+    def bytes(self, device: torch.device) -> int:
+        """Bytes that a microbatch may take on this device: a property of the machine, not of the data."""
+        if self.memory is not None:
+            return self.memory
+        if device.type == "cuda":
+            return int(torch.cuda.get_device_properties(device).total_memory // 4)
+        return _GIB
+
+    def usual_units(self, device: torch.device) -> float:
+        """The size of batch to prepare for where no public number says it."""
+        return 4096.0 if device.type == "cuda" else 64.0
+
+    def most_rows(self, device: torch.device) -> int:
+        """Rows beyond which a larger microbatch is no faster."""
+        return 16384 if device.type == "cuda" else 256
