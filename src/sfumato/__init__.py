@@ -63,9 +63,6 @@ _MODULES = {
     "DPPM": "methods.dppm",
     "GSWGAN": "methods.gs_wgan",
     "PRIVAE": "methods.privae",
-    "DP2VAEPublished": "methods.published.dp2_vae",
-    "DPAFPublished": "methods.published.dpaf",
-    "DPPMPublished": "methods.published.dppm",
     "evaluate": "evaluation.evaluate",
     "replay": "audit.replay",
 }
