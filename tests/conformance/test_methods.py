@@ -123,11 +123,14 @@ def test_neighbour_replay_finds_nothing(method: Method, unit: str) -> None:
     private = worst_case_images(persons=unit == "person")
     pairs = 24 if unit == "image" else 16  # every kind of unit several times; `sfumato audit replay` takes more
     result = replay(method, private, budget=budget_for(method, unit), pairs=pairs)
+    # A vector that records share moves by twice its clip norm only where one record reverses it; half shows the rest.
+    shared = method.variant == "batch-aggregation" or any(event.shards is not None for event in method.queries())
+    least = 0.5 if shared else 0.9
     for seed in range(1, 8):
         # Where no unit came near the bound under one seed's sampling, another seed's samples other units.
-        if not result.vacuous():
+        if not result.vacuous(least):
             break
         result.add_all(replay(method, private, budget=budget_for(method, unit), pairs=pairs, seed=seed))
     assert not result.findings
     assert result.pairs >= (24 if unit == "image" else 12)
-    assert result.vacuous() == []
+    assert result.vacuous(least) == []
