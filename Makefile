@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo test test-long lint browser evidence clean
+.PHONY: demo test test-long mutants lint browser evidence clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,10 @@ test: $(INSTALLED) lint browser
 # Whole journeys through the command line, from raw files to pages; they take minutes each.
 test-long: $(INSTALLED) browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m long
+
+# Plants known defects one at a time and runs the test that must fail for each.
+mutants: $(INSTALLED)
+	$(BIN)/python mutants/run.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis demo

@@ -133,7 +133,7 @@ def speed(width: int, draws: int, units: int, performance: Performance, device: 
         value: Tensor = (residual.float() - (clean - linear) / size).square().flatten(1).mean(1).sum()
         return value
 
-    plain_losses = torch.compile(losses, dynamic=False) if performance.compiles(device) else losses
+    plain_losses = torch.compile(losses, dynamic=False) if performance.compile else losses
 
     def plain() -> object:
         noise = batch.random.normal("noise", *shape)
@@ -184,7 +184,7 @@ def main() -> None:
     for text in given.speed or []:
         width, draws, units = (int(part) for part in text.split(":"))
         dtype = torch.float32 if given.float32 or device.type == "cpu" else torch.bfloat16
-        performance = Performance(dtype=dtype, channels_last=device.type == "cuda")
+        performance = Performance(dtype=dtype, channels_last=device.type == "cuda", compile=given.compile)
         try:
             note(speed(width, draws, units, performance, device))
         except Exception as error:  # a benchmark goes on with its next row

@@ -108,7 +108,8 @@ def replay(
         if not chosen:
             result.add("vacuous", "coins", "no unit's coin comes up in every event; choose another seed or rate")
         neighbours = []
-        for unit in chosen[:pairs]:
+        # The last unit is always among them: a method may treat the end of a collection in its own way.
+        for unit in [*chosen[: pairs - 1], *chosen[-1:]] if len(chosen) > pairs else chosen:
             player = Player(recorder.taped, noise, result)
             result.pairs += 1
             try:

@@ -201,7 +201,7 @@ class GradientSum:
 
         A microbatch is compiled when the same loss comes a second time; a loss made anew for each step stays eager.
         """
-        compiles = self.performance.compiles(micro.parts[0].batch.images.device) and not micro.shared
+        compiles = self.performance.compile and not micro.shared
         if compiles and same_loss(known.last_loss, self.loss):
             self._compile(micro, known)
         known.last_loss = self.loss
@@ -220,10 +220,13 @@ class GradientSum:
         if known.uncompiled or (known.compiled and known.compiled.serves(micro, self.loss, self.groups)):
             return
         try:
-            known.compiled = CompiledMicrobatch(micro, self.loss, self.groups, self.performance)
-        except (RuntimeError, TypeError, AttributeError, NotImplementedError, ValueError, UntracedUse) as error:
+            compiled = CompiledMicrobatch(micro, self.loss, self.groups, self.performance)
+            compiled(micro)  # torch compiles at the first call
+        except Exception as error:  # whatever a compiler raises, the eager way is right
             known.uncompiled = True
-            warnings.warn(f"microbatches are not compiled: {type(error).__name__} while recording", stacklevel=2)
+            warnings.warn(f"microbatches are not compiled: {type(error).__name__} while compiling", stacklevel=2)
+            return
+        known.compiled = compiled
 
     def _eager(self, micro: Microbatch, known: Known) -> dict[str, Tensor]:
         passes = [self._pass(part) for part in micro.parts]

@@ -21,15 +21,14 @@ class Performance:
     Args:
         dtype: arithmetic of the matrix products; ``torch.bfloat16`` runs the loss under autocast.
         channels_last: memory format of image tensors; pays on a GPU with bfloat16.
-        compile: compile the microbatch with ``torch.compile``. None: on CUDA only, where shapes are fixed and the
-            compile time is paid once.
+        compile: compile the microbatch with ``torch.compile``; where that fails, microbatches stay eager.
         cuda_graphs: replay the compiled microbatch as a CUDA graph; pays where a step is bound by kernel launches.
         memory: bytes that a microbatch may take. None: a quarter of the device's memory, at most 1 GiB on a CPU.
     """
 
     dtype: torch.dtype = torch.float32
     channels_last: bool = False
-    compile: bool | None = None
+    compile: bool = False
     cuda_graphs: bool = False
     memory: int | None = None
 
@@ -38,10 +37,6 @@ class Performance:
             raise ValueError(f"the arithmetic is torch.float32 or torch.bfloat16, not {self.dtype}")
         if self.memory is not None and self.memory < 1:
             raise ValueError(f"the memory of a microbatch is a positive number of bytes, not {self.memory}")
-
-    def compiles(self, device: torch.device) -> bool:
-        """Whether microbatches on this device are compiled."""
-        return device.type == "cuda" if self.compile is None else self.compile
 
     def bytes(self, device: torch.device) -> int:
         """Bytes that a microbatch may take on this device: a property of the machine, not of the data."""

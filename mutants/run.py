@@ -1,0 +1,88 @@
+"""Apply planted defects one at a time in a copy of the sources, and check that the named test fails for each.
+
+``python mutants/run.py`` runs the committed list; ``--only TEXT`` those whose file or description contains the text.
+Exit status 1 if a defect survives, or if a patch no longer applies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``old`` occurs once in ``src/sfumato/<file>``; replaced by ``new`` it is a defect that ``tests/<test>`` finds."""
+
+    defect: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+def chosen_mutants() -> list[Mutant]:
+    """The committed list."""
+    text = (ROOT / "mutants" / "chosen.toml").read_text(encoding="utf-8")
+    return [Mutant(**values) for values in tomllib.loads(text)["mutant"]]
+
+
+def survives(mutant: Mutant, copy: Path) -> bool | None:
+    """Whether the test passes with the defect in place; None if the patch does not apply exactly once."""
+    target = copy / "src" / "sfumato" / mutant.file
+    original = target.read_text(encoding="utf-8")
+    if original.count(mutant.old) != 1:
+        return None
+    target.write_text(original.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        return run_test(mutant.test, copy) == 0
+    finally:
+        target.write_text(original, encoding="utf-8")
+
+
+def run_test(test: str, copy: Path) -> int:
+    """The exit status of pytest on one test, against the sources of the copy."""
+    environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(copy / "tests" / test)]
+    return subprocess.run(command, cwd=copy, env=environment, capture_output=True).returncode
+
+
+def copied(folder: Path) -> Path:
+    """The sources, the tests and the settings, without anything that is built or downloaded."""
+    for name in ("src", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "docs"):
+        source = ROOT / name
+        shutil.copytree(source, folder / name) if source.is_dir() else shutil.copy(source, folder / name)
+    return folder
+
+
+def main() -> int:
+    """Run the list and print one line for each defect."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="Run defects whose file or description contains this text.")
+    only = parser.parse_args().only
+    chosen = [mutant for mutant in chosen_mutants() if only in f"{mutant.file} {mutant.defect}"]
+    bad = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = copied(Path(temporary))
+        for mutant in chosen:
+            found = survives(mutant, copy)
+            state = "does not apply" if found is None else "SURVIVES" if found else "caught"
+            bad += found is not False
+            print(f"{state}: {mutant.file}: {mutant.defect} ({mutant.test})", flush=True)
+    print(f"{len(chosen) - bad} of {len(chosen)} caught")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
