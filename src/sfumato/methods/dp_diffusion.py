@@ -20,6 +20,7 @@ from sfumato.networks.samplers import karras_sigmas
 from sfumato.networks.scattering import ScatteringClassifier
 from sfumato.networks.unet import UNet, use_channels_last
 from sfumato.privacy import AnyBudget, Block, Budget, Counts, Curator, Draws, Plan, SubsampledGaussian
+from sfumato.privacy.gradients import Performance
 from sfumato.training.ema import ema_update
 from sfumato.training.flat_parameters import FlatParameters
 from sfumato.training.schedules import cosine_decay
@@ -245,14 +246,16 @@ class DPDiffusion(Method):
         settings.train(curator, released.denoiser, images, labels, self._sigma)
 
     def _train(self, curator: Curator, model: Denoiser) -> None:
-        clip = {"net": self.clip_norm}
+        clip, performance = {"net": self.clip_norm}, self._performance(curator.device)
         weights = FlatParameters(model, clip)
         ema = deepcopy(weights)
         optimizer = torch.optim.Adam(weights.parameters(), lr=self.learning_rate, fused=True)
         for step in curator.steps(_TRAIN, keep={"weights": weights, "ema": ema, "optimizer": optimizer}):
             share = cosine_decay(step.index / self.steps, final=self.final_learning_rate_factor)
             optimizer.param_groups[0]["lr"] = self.learning_rate * share
-            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip_norm=clip, draws=self.draws)
+            gradient = step.noisy_gradient(
+                _GRADIENT, model, self.loss, clip_norm=clip, draws=self.draws, performance=performance
+            )
             # Adam does not see the scale; the clip norm is public and makes it about one.
             weights.apply_gradient(gradient / self.clip_norm, optimizer)
             ema_update(ema, weights, index=step.index, decay=self.ema_decay)
@@ -264,15 +267,15 @@ class DPDiffusion(Method):
         clean = 2.0 * torch.nan_to_num(images).clamp(0.0, 1.0) - 1.0
         quantile = (random.draw % self.draws + random.uniform("sigma", 1)[:, 0]) / self.draws
         noise = random.normal("noise", *images.shape[1:])
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self._half(images)):
-            return model.loss(clean, noise, self._sigma(quantile), labels)
+        return model.loss(clean, noise, self._sigma(quantile), labels)
 
     def _sigma(self, quantile: Tensor) -> Tensor:
         return log_normal_sigma(quantile, mean=self.log_sigma_mean, deviation=self.log_sigma_std)
 
-    def _half(self, images: Tensor) -> bool:
-        """Half precision is for the GPU; on a CPU it is slower."""
-        return self.bfloat16 and images.device.type == "cuda"
+    def _performance(self, device: torch.device) -> Performance:
+        """On a GPU in bfloat16 and channels-last, compiled; on a CPU, where that is slower, in float32."""
+        half = self.bfloat16 and device.type == "cuda"
+        return Performance(dtype=torch.bfloat16, channels_last=True) if half else Performance()
 
     # Sampling
 

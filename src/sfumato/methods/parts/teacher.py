@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sfumato.networks.scattering import ScatteringClassifier
 from sfumato.privacy import Block, Curator, Draws, SubsampledGaussian
+from sfumato.privacy.gradients import Performance
 from sfumato.training.ema import ema_update
 
 _EVENT = "teacher"
@@ -20,6 +21,7 @@ _BLOCK = "gradient"
 _CLIP_NORM = 0.5
 _MOMENTUM = 0.9
 _EMA_DECAY = 0.9
+_EAGER = Performance(compile=False)  # compiling would take longer than the training
 _LARGEST_NOISE = 0.02  # standard deviation that one step may add to a weight
 
 
@@ -39,7 +41,7 @@ def train_teacher(curator: Curator, teacher: ScatteringClassifier, *, batch: flo
     rate = min(learning_rate, _LARGEST_NOISE / noise)
     optimizer = torch.optim.SGD(teacher.parameters(), lr=rate, momentum=_MOMENTUM)
     for step in curator.steps(_EVENT, keep={"teacher": teacher, "ema": ema, "optimizer": optimizer}):
-        gradient = step.noisy_gradient(_BLOCK, teacher, teacher_loss, clip_norm=_CLIP_NORM)
+        gradient = step.noisy_gradient(_BLOCK, teacher, teacher_loss, clip_norm=_CLIP_NORM, performance=_EAGER)
         (gradient / batch).apply(optimizer)
         ema_update(ema, teacher, index=step.index, decay=_EMA_DECAY)
     teacher.load_state_dict(ema.state_dict())
@@ -53,8 +55,10 @@ def teacher_loss(model: ScatteringClassifier, images: Tensor, labels: Tensor, ra
 
 
 def guided(clean: Tensor, labels: Tensor, teacher: ScatteringClassifier, *, variance: Tensor) -> Tensor:
-    """Clean estimates in -1..1 moved towards their labels: the mean of a Gaussian posterior of this variance, given
-    the label, to first order."""
+    """Clean estimates in -1..1, moved towards their labels.
+
+    To first order, the mean of a Gaussian posterior of this variance, given the label.
+    """
     with torch.enable_grad():
         place = clean.detach().requires_grad_()
         belief = teacher((place + 1.0) / 2.0).log_softmax(1).gather(1, labels[:, None])

@@ -76,6 +76,11 @@ class CompiledMicrobatch:
         self._channels_last = performance.channels_last
         inputs = self._inputs(part.batch)
         graph = make_fx(self._function(micro), tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+        # A view that was possible while recording may not be in the memory layout that the compiler chooses.
+        for node in graph.graph.nodes:
+            if node.target is torch.ops.aten.view.default:
+                node.target = torch.ops.aten.reshape.default
+        graph.recompile()
         mode = "reduce-overhead" if performance.cuda_graphs else None
         self._run: Callable[..., list[Tensor]] = torch.compile(graph, dynamic=False, fullgraph=True, mode=mode)
 
