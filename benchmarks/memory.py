@@ -1,10 +1,10 @@
-"""Peak memory while a collection is read and Poisson batches are drawn from it, at several sizes.
+"""Peak memory while a dataset is read and Poisson batches are drawn from it, at several sizes.
 
     python benchmarks/memory.py                      10 thousand and 1 million pictures of 32 × 32, parquet
     python benchmarks/memory.py --sizes 10000 10000000 --kind npz --channels 1
 
 Each size runs in a process of its own; the input is written in a stream beforehand. The batches have the same
-expected size whatever the collection's, as training has: what may not grow is the reader and the map.
+expected size whatever the dataset's, as in training: what may not grow is the reader and the map.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ class Resumable(ControlMethod):
         model = self.build(curator.shape, len(curator.classes))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         for step in curator.steps("train", keep={"model": model, "optimizer": optimizer}):
-            self.learn(curator, step, model).apply(optimizer)
+            self.learn(curator, step, model, self.make_loss()).apply(optimizer)
         return model, None
 
 
@@ -254,7 +254,7 @@ def train_and_tell(folder: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 4, 4), dtype=np.uint8)
     private = PrivateRecords(pixels, np.arange(8) % 2, classes=("a", "b"))
     checkpoint = FolderCheckpoint(folder / "checkpoint", seconds=0.02)
-    method = Resumable(steps=200, rate=0.5)
+    method = Resumable(steps=200, sampling_rate=0.5)
     method.fit(private, Budget(3.0, 1e-5), folder / "ledger", checkpoint=checkpoint, device="cpu")
     os._exit(0)
 
@@ -266,7 +266,7 @@ def test_killed_at_twenty_moments_the_ledger_is_never_short(tmp_path: Path) -> N
     drawn = tmp_path / "drawn"
     drawn.touch()
     kills, charged = 0, 0
-    Resumable(steps=200, rate=0.5).plan(
+    Resumable(steps=200, sampling_rate=0.5).plan(
         Budget(3.0, 1e-5)
     )  # the children inherit the calibration and need not repeat it
     while charged < 200:

@@ -73,6 +73,15 @@ def test_the_page_is_up_to_date() -> None:
     assert (DOCS / "reproduction.md").read_text() == page(by_entry(list(results)))
 
 
+def test_every_command_on_the_page_names_an_entry() -> None:
+    words = [line.strip("` ").split() for line in (DOCS / "reproduction.md").read_text().splitlines()]
+    commands = [line for line in words if line[:2] == ["sfumato", "reproduce"] and line[2] not in ("list", "page")]
+    assert len(commands) > 20
+    for command in commands:
+        find(command[2], command[3])
+        assert all(word in ("--scale", "--data") for word in command[4:] if word.startswith("--"))
+
+
 def test_a_figure_shows_ours_and_the_paper_s() -> None:
     paper = papers()["dp-lflow"]
     rows = []

@@ -13,7 +13,9 @@ import torch
 from sfumato.methods import DPMERF
 from sfumato.methods.dp_vae import DPVAE
 from sfumato.privacy import Block, Budget, Curator, Ledger, Plan, PrivateRecords, Randomness, SubsampledGaussian
-from sfumato.privacy.journal import ORIGIN, Journal, chained
+from sfumato.privacy.events import Relation
+from sfumato.privacy.journal import ORIGIN, Journal, LedgerDamaged, chained
+from sfumato.release import Release
 
 COUNTS = SubsampledGaussian("counts", (Block("sum", 40.0, fixed=True),))
 TRAIN = SubsampledGaussian("train", (Block("a"),), sampling_rate=0.5, steps=3)
@@ -95,3 +97,33 @@ def test_the_card_shows_the_noisy_counts() -> None:
     """Their noise has a standard deviation of about 10."""
     release = DPMERF.small().fit(halves(2000), Budget(1e3, 1e-5), seed=0)
     assert release.card.class_counts == pytest.approx((1000, 1000), abs=200)
+
+
+def test_draws_of_two_names_differ_and_integers_stay_in_range() -> None:
+    ids = torch.arange(500)
+    draws = Randomness(0).draws(ids, torch.zeros_like(ids), "test")
+    assert not torch.equal(draws.normal("a", 2), draws.normal("b", 2))
+    numbers = draws.integers("c", 5, 4)
+    assert set(numbers.flatten().tolist()) == {0, 1, 2, 3, 4}
+
+
+def test_an_edited_line_is_named(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger", Budget(1.0, 1e-5)) as ledger:
+        ledger.start_run(method="m", variant="v", seeded=False)
+    lines = (tmp_path / "ledger").read_text().splitlines()
+    (tmp_path / "ledger").write_text("\n".join([lines[0], lines[1].replace('"m"', '"n"')]) + "\n")
+    with pytest.raises(LedgerDamaged, match="line 2 does not fit the chain"):
+        Ledger.read(tmp_path / "ledger")
+
+
+def test_a_replaced_unit_moves_a_sum_by_two_clip_norms() -> None:
+    event = replace(TRAIN, shards=10)
+    assert event.relation is Relation.REPLACE and event.sensitivity(event.relation) == 2.0
+    assert TRAIN.sensitivity(TRAIN.relation) == 1.0
+
+
+def test_a_release_makes_a_method_of_its_own() -> None:
+    method = DPMERF.small()
+    release = method.fit(halves(), Budget(1.0, 1e-5))
+    again = Release(method, release.model.state_dict(), release.card)
+    assert again.method == method and again.method is not method

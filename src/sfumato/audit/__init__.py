@@ -1,0 +1,1 @@
+"""Attacks on guarantees: neighbour replay, noise tests, canaries, membership inference."""

@@ -165,7 +165,7 @@ def lira(
 
 
 def _log_normal(value: np.ndarray, scores: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """log N(value; mean, deviation) by record over the shadows in ``mask``; deviations pooled, there are so few."""
+    """Log-density of N(mean, deviation) at ``value`` by record over the shadows in ``mask``; deviations are pooled."""
     counts = np.maximum(1, mask.sum(0))
     mean = np.where(mask, scores, 0.0).sum(0) / counts
     deviation = math.sqrt(float(np.square((scores - mean)[mask]).mean())) + 1e-12

@@ -89,6 +89,8 @@ class Test:
 
 @dataclass(frozen=True)
 class NoiseAudit:
+    """The tests of a noise source and which of them failed."""
+
     tests: tuple[Test, ...]
 
     @property

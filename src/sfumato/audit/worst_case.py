@@ -26,6 +26,7 @@ class Kind:
 
 
 def checkerboard(rows: np.ndarray) -> np.ndarray:
+    """Alternating black and white pixels in the shape of ``rows``."""
     return np.broadcast_to(np.indices(rows.shape[-2:]).sum(0) % 2, rows.shape)
 
 

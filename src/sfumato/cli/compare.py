@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def compare_command(
-    data: Annotated[Path, typer.Argument(help="The private collection: image folder, npz, idx folder, parquet.")],
+    data: Annotated[Path, typer.Argument(help="The private images: image folder, npz, idx folder, parquet.")],
     *,
     out: Annotated[Path, typer.Option(help="The comparison's folder. The same command again goes on in it.")],
     methods: Annotated[str, typer.Option(help="'all', or names with commas between; NAME:VARIANT for a variant.")] = (

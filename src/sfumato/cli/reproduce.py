@@ -51,13 +51,22 @@ def list_command(
     items = catalogue(DatasetLocator.of(data or []))
     if as_json:
         return print_json([item.to_json() for item in items])
-    table = Table("entry", "what", "runs", "small", "full", "status", pad_edge=False)
+    # Boxes and wrapped cells cost room that a terminal of 80 columns does not have.
+    table = Table(box=None, pad_edge=False)
+    table.add_column("entry", no_wrap=True, min_width=17)
+    table.add_column("what", no_wrap=not details, overflow="ellipsis", max_width=max(20, console.width - 56))
+    for name in ("runs", "small", "full"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("status", no_wrap=True, min_width=10)
     for item in items:
         what = item.title
         if details:
             what = "\n".join([what, *item.data, ", ".join(item.methods), *item.remarks])
         costs = (duration_text(item.seconds[name]) for name in ("small", "full"))
-        table.add_row(f"{item.paper} {item.entry}", what, str(item.trainings), *costs, item.status)
+        status = item.status.replace("data not available, a substitute is", "substitute").replace(
+            "not available", "none"
+        )
+        table.add_row(f"{item.paper} {item.entry}", what, str(item.trainings), *costs, status)
     console.print(table)
     say(f"{len(items)} entries. Costs are estimates for this machine's {items[0].device}.")
 

@@ -74,6 +74,7 @@ class CachedArrays:
 
 
 def cache_key(*parts: object) -> str:
+    """A name for the entry of a collection that is read in one particular way."""
     return hashlib.blake2b(repr(parts).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 

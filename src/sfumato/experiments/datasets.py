@@ -60,7 +60,14 @@ class LocatedDataset:
             return f"{self.dataset.records:,} of {self.dataset.part_of}"
         return ""
 
-    def spec(self, *, unit: str = "image", records: int | None = None, test_records: int | None = None) -> DataSpec:
+    def spec(
+        self,
+        *,
+        unit: str = "image",
+        records: int | None = None,
+        test_records: int | None = None,
+        validation: int = 0,
+    ) -> DataSpec:
         """How to read it for a unit of privacy."""
         options = dict(self.dataset.options)
         if unit == "person":
@@ -74,6 +81,7 @@ class LocatedDataset:
             options=options,
             records=records,
             test_records=test_records,
+            validation=validation,
             drawn=self.dataset.drawn,
             split="" if self.given else self.dataset.split,
             remark=self.remark,
@@ -156,20 +164,47 @@ def read_images(data: DataSpec) -> tuple[Images, Images]:
         return draw_digits(data.records or 60_000, seed=0), draw_digits(data.test_records or TEST_DIGITS, seed=1)
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in data.options.items()}
     train, test = _read(data.train, data.test, data.hold_out, tuple(sorted(options.items())))
-    return _subset(train, data.records), _subset(test, data.test_records)
+    return _subset(_apart(train, data.validation)[0], data.records), _subset(test, data.test_records)
+
+
+def read_validation(data: DataSpec) -> Images | None:
+    """The training images that are kept apart, if there are any."""
+    if not data.validation:
+        return None
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in data.options.items()}
+    train, _ = _read(data.train, data.test, data.hold_out, tuple(sorted(options.items())))
+    return _apart(train, data.validation)[1]
+
+
+def _apart(images: Images, count: int) -> tuple[Images, Images]:
+    """All but ``count`` of the images, and these; divided as DPImageBench does, by ``random_split`` with seed 0."""
+    import torch
+
+    if not count:
+        return images, _rows(images, [])
+    # What torch.utils.data.random_split draws.
+    order = torch.randperm(len(images.pixels), generator=torch.Generator().manual_seed(0)).tolist()
+    kept = len(images.pixels) - count
+    return _rows(images, order[:kept]), _rows(images, order[kept:])
+
+
+def _rows(images: Images, rows: Sequence[int]) -> Images:
+    import numpy as np
+
+    from sfumato.data import Images
+
+    chosen = np.asarray(rows, dtype=np.int64)
+    persons = None if images.persons is None else images.persons[chosen]
+    return Images(images.pixels[chosen], images.labels[chosen], images.classes, persons)
 
 
 def _subset(images: Images, count: int | None) -> Images:
     """Some of the images, always the same ones."""
     import numpy as np
 
-    from sfumato.data import Images
-
     if count is None or count >= len(images.pixels):
         return images
-    rows = np.sort(np.random.default_rng(0).permutation(len(images.pixels))[:count])
-    persons = None if images.persons is None else images.persons[rows]
-    return Images(images.pixels[rows], images.labels[rows], images.classes, persons)
+    return _rows(images, list(np.sort(np.random.default_rng(0).permutation(len(images.pixels))[:count])))
 
 
 @lru_cache(maxsize=2)

@@ -110,7 +110,9 @@ def changed(
 
 
 def _conditions(experiment: ExperimentSpec, data: str, locator: DatasetLocator, out: Path, device: str) -> Conditions:
-    spec = locator.require(data).spec(unit=experiment.unit, records=experiment.records)
+    spec = locator.require(data).spec(
+        unit=experiment.unit, records=experiment.records, validation=experiment.validation
+    )
     evaluations = tuple(
         EvaluationSpec(
             protocol=name,

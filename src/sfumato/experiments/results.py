@@ -140,8 +140,9 @@ def _row(content: Mapping[str, Any]) -> ResultRow:
 
 
 def load_results(folder: Path) -> dict[str, ResultSet]:
-    """All result files of a folder, by file name without its ending."""
-    return {path.stem: ResultSet.load(path) for path in sorted(folder.glob("*.json"))}
+    """All result files of experiments in a folder, by name without the ending; other JSON has no ``format``."""
+    contents = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+    return {name: ResultSet.from_json(content) for name, content in contents.items() if "format" in content}
 
 
 # Provenance

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from sfumato.files import private_folder, write_json
 
-FACTS = "terms.json"
+FACTS = "conditions.json"
 # Everything a training or an evaluation imports: the processes of the pool are copies of one that has it loaded.
 _PRELOADED = ["sfumato.methods", "sfumato.evaluation.evaluate", "sklearn.linear_model", "torch._dynamo"]
 

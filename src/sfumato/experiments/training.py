@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato.experiments.datasets import content_hash, read_images
+from sfumato.experiments.datasets import content_hash, read_images, read_validation
 from sfumato.experiments.spec import Conditions, EvaluationSpec, SamplingVariant, TrainingSpec, slug
 from sfumato.files import private_folder, write_json
 
@@ -244,4 +244,5 @@ def evaluated(
         with_inception=evaluation.with_inception(number),
         inception_head=evaluation.inception_head,
         baselines=isinstance(synthetic, Images),
+        real_validation=read_validation(conditions.data),
     ).to_json()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.methods.first_edition import moved_parameter, published_class, renamed_parameters
-from sfumato.networks.pixels import Shape
+from sfumato.networks.pixels import Shape as Shape
 from sfumato.privacy import (
     AnyBudget,
     Counts,

@@ -1,0 +1,1 @@
+"""Plain torch modules and samplers, without privacy code."""

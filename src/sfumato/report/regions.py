@@ -112,7 +112,7 @@ def _pivot(rows: Sequence[ResultRow], measures: Sequence[str]) -> str:
     for row in rows:
         own = lines.setdefault(row.setting, {})
         for key in columns:
-            # A row without ε, such as real data, stands in every column of its dataset and protocol.
+            # A row without ε, such as real data, is shown in every column of its dataset and protocol.
             same = key == (row.data.name, _epsilon(row), row.unit, row.protocol)
             if same or (row.epsilon is None and (key[0], key[3]) == (row.data.name, row.protocol)):
                 if key in own:

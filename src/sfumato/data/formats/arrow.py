@@ -20,6 +20,7 @@ _SPLITS = "dataset_dict.json"
 
 
 def is_arrow(folder: Path) -> bool:
+    """Whether ``save_to_disk`` wrote the folder."""
     return (folder / _STATE).exists() or (folder / _SPLITS).exists()
 
 

@@ -120,11 +120,13 @@ def _dataset_read(case: Case, locator: DatasetLocator) -> Dataset:
 
 
 def _training_cost(setting: Setting, case: Case, scale: Scale, data: Dataset, device: str) -> tuple[Method, float]:
-    costs = _costs()["methods"]
+    base = setting.method.removesuffix("-published")
+    costs, narrowed = _costs()["methods"], _costs()["small"].get(base, 1.0)
     records = min(number for number in (scale.records_of(case), data.records) if number is not None)
     method = scale.method(setting, case)
-    each = costs[setting.method.removesuffix("-published")] if setting.method not in costs else costs[setting.method]
-    return method, each[device] * _record_steps(method, records) * _pixels(data.options) / 784
+    known = base if setting.method not in costs else setting.method
+    each = costs[known][device] * (narrowed if scale.name == "small" else 1.0)
+    return method, each * _record_steps(method, records) * _pixels(data.options) / 784
 
 
 def _record_steps(method: Method, records: int) -> float:

@@ -153,8 +153,10 @@ class Paper:
 
 @dataclass(frozen=True)
 class Small:
-    """The small scale: how many records, images and trainings; for each method the most that some parameters may be,
-    and what stands instead of others."""
+    """The small scale: how many records, images and trainings.
+
+    For each method it also holds the largest values of some parameters, and replacements for others.
+    """
 
     records: int
     images: int

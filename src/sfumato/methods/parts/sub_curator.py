@@ -9,7 +9,8 @@ from typing import Any, cast
 from torch import Tensor
 
 from sfumato.privacy import Counts, Curator, Plan, PrivateState, SubsampledGaussian
-from sfumato.privacy.curator import Features, Item, Step
+from sfumato.privacy.curator import Item
+from sfumato.privacy.step import Features, Step
 
 
 def prefixed(queries: Iterable[SubsampledGaussian], prefix: str) -> tuple[SubsampledGaussian, ...]:

@@ -55,8 +55,10 @@ def teacher_loss(model: ScatteringClassifier, images: Tensor, labels: Tensor, ra
 
 
 def guided(clean: Tensor, labels: Tensor, teacher: ScatteringClassifier, *, variance: Tensor) -> Tensor:
-    """Clean estimates in -1..1 moved towards their labels: the mean of a Gaussian posterior of this variance, given
-    the label, to first order."""
+    """Clean estimates in -1..1, moved towards their labels.
+
+    To first order, the mean of a Gaussian posterior of this variance, given the label.
+    """
     with torch.enable_grad():
         place = clean.detach().requires_grad_()
         belief = teacher((place + 1.0) / 2.0).log_softmax(1).gather(1, labels[:, None])
