@@ -16,6 +16,7 @@ from sfumato.evaluation import inception as room
 from sfumato.evaluation.inception import InceptionHead, checked_bytes, inception, inception_score
 
 
+@pytest.mark.long
 def test_kid_of_torchmetrics_documented_example() -> None:
     """Uniform noise on 0..199 against 100..254 at 299×299, subsets of 50, 2048 features: documented as 0.0312, 0.0025.
 

@@ -51,6 +51,7 @@ def result(out: Path) -> ResultSet:
     return ResultSet.load(out / "result.json")
 
 
+@pytest.mark.long
 def test_an_entry_that_was_killed_continues(
     locator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,6 +93,7 @@ def test_an_experiment_runs_and_continues(
     assert "label agreement" in shown and "commit" in shown
 
 
+@pytest.mark.long
 def test_real_images_are_an_experiment(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["run", str(file), "--only", "real", "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert run(monkeypatch, *words) == 0
@@ -133,9 +134,9 @@ def test_the_documentation_s_experiments_can_be_laid_out(path: Path, tmp_path: P
 
 
 def test_validation_images_are_kept_apart(tmp_path: Path) -> None:
-    digits = draw_digits(60, seed=1)
-    for split in ("train", "t10k"):
-        write_idx(tmp_path / "mnist", digits.pixels, digits.labels, split=split)
+    digits, others = draw_digits(60, seed=1), draw_digits(60, seed=2)
+    write_idx(tmp_path / "mnist", digits.pixels, digits.labels, split="train")
+    write_idx(tmp_path / "mnist", others.pixels, others.labels, split="t10k")
     located = DatasetLocator.of([str(tmp_path)]).require("mnist")
     data = located.spec(validation=10)
     train, test = read_images(data)

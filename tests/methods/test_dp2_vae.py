@@ -15,7 +15,7 @@ from sfumato.methods.dp2_vae import DP2VAE
 from sfumato.methods.parts.record_posteriors import LatentGenerator, decoder_for
 from sfumato.methods.published.dp2_vae import DP2VAEPublished, stacked_weights
 from sfumato.networks.variational import Decoder, channels_of
-from sfumato.privacy import Budget, NoGuarantee, PrivateRecords
+from sfumato.privacy import Budget, BudgetExceeded, NoGuarantee, PrivateRecords
 from sfumato.privacy.gradients import PerClass
 from squares import squares
 from worst_case import worst_case_images
@@ -58,11 +58,11 @@ def test_the_card_of_a_shard_run_says_how_it_was_counted() -> None:
     assert record.relation == "add or remove one unit" and "each unit" in record.sampler
 
 
-def test_one_record_turns_its_shard_around() -> None:
-    """A huge image and a hugely negative one in a shard of thirty: without the first, the second decides."""
-    result = replay(DP2VAE.small("shard"), worst_case_images(), budget=Budget(3.0, 1e-5), units=[4])
+def test_one_record_replaces_the_vector_of_its_shard() -> None:
+    """Removing one moves the sum by more than one clip norm, which is why shards are accounted under replace-one."""
+    result = replay(DP2VAE.small("shard"), worst_case_images(), budget=Budget(3.0, 1e-5), units=[4, 5], seed=2)
     assert not result.findings
-    assert result.movement["training / gradient"] > 0.95  # of twice the clip
+    assert result.movement["training / gradient"] > 0.75  # of twice the clip norm
 
 
 @pytest.mark.parametrize("start", ["random", "encoder"])
@@ -113,7 +113,7 @@ def test_the_published_variant_promises_nothing() -> None:
     release = replace(DP2VAEPublished.small(), encoders=300).fit(worst_case_images(), NoGuarantee())
     assert release.card.guarantee == "no guarantee" and release.card.epsilon is None
     assert release.card.claim.epsilon == 1.0
-    with pytest.raises(PermissionError):
+    with pytest.raises(BudgetExceeded, match="NoGuarantee"):
         DP2VAEPublished.small().fit(worst_case_images(), Budget(3.0, 1e-5))
 
 

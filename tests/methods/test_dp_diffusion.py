@@ -79,6 +79,7 @@ def test_impossible_settings_are_refused(change: dict[str, object], message: str
         replace(SMALL, **change)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "form",
     [
@@ -153,6 +154,7 @@ def test_guidance_moves_an_estimate_towards_its_label() -> None:
 # A time budget
 
 
+@pytest.mark.long
 def test_more_minutes_mean_more_work_and_too_few_are_refused() -> None:
     size = {"shape": (1, 28, 28), "classes": 2, "images": 500}
     method = replace(SMALL, warm_start="none")

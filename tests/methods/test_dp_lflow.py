@@ -111,6 +111,7 @@ def test_the_density_is_the_flows_and_survives_saving(tmp_path) -> None:  # type
         release.density(images[:, :, :20])
 
 
+@pytest.mark.long
 def test_large_colour_images_run() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (4, 3, 256, 256), dtype=np.uint8)
     method = replace(DPLFlow.small(), sampling_rate=0.5)

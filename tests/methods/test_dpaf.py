@@ -15,7 +15,7 @@ from sfumato.methods.parts.aggregate_game import directional_features
 from sfumato.methods.parts.feature_aggregate import FeatureAggregate, mean_distance
 from sfumato.methods.published.dpaf import DPAFPublished
 from sfumato.networks.dcgan import Front
-from sfumato.privacy import Budget, NoGuarantee, PrivateRecords
+from sfumato.privacy import Budget, BudgetExceeded, NoGuarantee, PrivateRecords
 
 BUDGET = Budget(3.0, 1e-5)
 
@@ -166,7 +166,7 @@ def test_wrong_parameters_are_refused(wrong: dict[str, object]) -> None:
 
 def test_the_published_form_needs_raw_records_and_says_so() -> None:
     method = DPAFPublished.small()
-    with pytest.raises(PermissionError, match="NoGuarantee"):
+    with pytest.raises(BudgetExceeded, match="NoGuarantee"):
         method.fit(bars(), BUDGET)
     release = method.fit(bars(), NoGuarantee(), seed=0)
     assert release.card.guarantee == "no guarantee" and release.card.claim.epsilon == 10

@@ -64,6 +64,7 @@ def test_unknown_parts_are_refused() -> None:
             PRIVAE(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_one_record_turns_the_gradient_of_the_other_in_a_coupled_batch() -> None:
     """Batches of two: a record's own vector is a third of the sensitivity 3·C ÷ 2, the other's vector the rest."""
     method = replace(PRIVAE.small("micro-aggregation"), sampling_rate=0.05, steps=25, batch_size=2, hidden=1)
@@ -164,6 +165,7 @@ def arms(count: int) -> PrivateRecords:
     return PrivateRecords((centres + 0.03 * random.standard_normal((count, 2))).astype(np.float32)[:, None, None])
 
 
+@pytest.mark.long
 def test_the_divergence_sends_heaps_to_the_corners() -> None:
     private = arms(400)
     method = PRIVAE(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -186,7 +187,7 @@ class Method(ABC):
     @classmethod
     def configured(cls, settings: Mapping[str, Any]) -> Self:
         """A method from settings as a command line or a TOML file gives them; an unknown key is an error."""
-        hints = {field.name: get_type_hints(cls)[field.name] for field in fields(cls)}
+        hints = _field_types(cls)
         values: dict[str, Any] = {}
         for key, value in settings.items():
             if key not in hints:
@@ -230,6 +231,13 @@ def _tf32_products(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@functools.cache
+def _field_types(method: type[Method]) -> dict[str, Any]:
+    """The resolved type of every field; resolving annotations is slow."""
+    hints = get_type_hints(method)
+    return {field.name: hints[field.name] for field in fields(method)}
 
 
 def _convert(key: str, value: Any, kind: Any) -> Any:

@@ -49,9 +49,11 @@ class Batches:
         block: str,
         draws: int,
         state: PrivateState | None,
-        microbatch_size: int,
+        microbatch_size: int | None,
     ) -> Iterator[Batch]:
         """The batch in microbatches of units, or of whole shards; an empty batch is one microbatch without rows.
+
+        Without a ``microbatch_size`` it comes in one piece, in which every person has the same number of rows.
 
         ``draws`` repeats each row with independent randomness; the weights average over the repetitions.
         """
@@ -59,7 +61,7 @@ class Batches:
         if state is not None and state.shards != event.shards:
             raise ValueError(f"state {state.name!r} belongs to other owners than {event.name!r} queries")
         for owners, units, share in self._packed(event, chosen, microbatch_size):
-            table, weights = self._units.rows(units.flatten(), self._randomness, *label)
+            table, weights = self._units.rows(units.flatten(), self._randomness, *label, widest=microbatch_size is None)
             weights = (weights * share.reshape(-1, 1)).reshape(len(units), units.shape[1] * weights.shape[1])
             rows = table.flatten()
             images, labels = self._records._fetch(rows, device)
@@ -88,14 +90,17 @@ class Batches:
         return Batch(images, ids % len(self._records.classes), random, weights, memory)
 
     def _packed(
-        self, event: SubsampledGaussian, chosen: np.ndarray, microbatch_size: int
+        self, event: SubsampledGaussian, chosen: np.ndarray, microbatch_size: int | None
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Owners, their units as ``[owners, n]``, and each unit's weight in its owner's vector."""
         if event.shards is not None:
             if event.shards not in self._partitions:
                 shard_of = self._units.shard_of(self._randomness, event.shards)
                 self._partitions[event.shards] = Partition(shard_of, event.shards)
-            yield from self._partitions[event.shards].packs(chosen, microbatch_size)
+            yield from self._partitions[event.shards].packs(chosen, microbatch_size or len(chosen))
+            return
+        if microbatch_size is None:
+            yield chosen, chosen[:, None], np.ones((len(chosen), 1))
             return
         for alike in self._units.by_width(chosen):
             for start in range(0, max(1, len(alike)), microbatch_size):

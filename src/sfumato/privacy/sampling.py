@@ -73,8 +73,10 @@ class Units:
         """The ids of the records in these rows, by which their draws are keyed."""
         return rows if self._order is None or self._ids is None else self._ids[rows]
 
-    def rows(self, units: np.ndarray, randomness: Randomness, *label: str | int) -> tuple[np.ndarray, np.ndarray]:
-        """``[units, k]`` row numbers and weights.
+    def rows(
+        self, units: np.ndarray, randomness: Randomness, *label: str | int, widest: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """``[units, k]`` row numbers and weights; ``widest`` pads every person to ``max_images`` rows.
 
         A person's vector is the average over at most ``max_images`` images, chosen by keyed draws; persons with fewer
         are padded with rows of weight 0.
@@ -85,7 +87,8 @@ class Units:
         if not self._persons:
             return self._order[self._starts[places]][:, None], np.ones((len(units), 1))
         lists = [self._chosen(self._order[self._starts[k] : self._starts[k + 1]], randomness, *label) for k in places]
-        width = min(self._max_images, padded_width(max((len(rows) for rows in lists), default=1)))
+        longest = self._max_images if widest else max((len(rows) for rows in lists), default=1)
+        width = min(self._max_images, padded_width(longest))
         table = np.zeros((len(units), width), dtype=np.int64)
         weights = np.zeros((len(units), width))
         for index, rows in enumerate(lists):

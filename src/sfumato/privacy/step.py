@@ -102,7 +102,7 @@ class Step:
         if self._event.shards is not None:
             raise ValueError(f"{self._event.name!r} queries shards; terms of several records need units")
         self._probe(block, draws, None, lambda few: terms.check(model, few))
-        (whole,) = self._batches(block, draws, None, max(1, len(self._batch)))
+        (whole,) = self._batches(block, draws, None, None)
         if type(terms) not in (Grouped, Coupled):
             self._curator._unverified.add(type(terms).__name__)
         totals = self._on_private_rows(terms.total, model, whole)
@@ -232,7 +232,9 @@ class Step:
     def _finish(self) -> None:
         self._over = True
 
-    def _batches(self, block: str, draws: int, state: PrivateState | None, microbatch_size: int) -> Iterator[Batch]:
+    def _batches(
+        self, block: str, draws: int, state: PrivateState | None, microbatch_size: int | None
+    ) -> Iterator[Batch]:
         return self._curator._batches.fetch(
             self._event,
             self.index,
