@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from sfumato.methods import Method
-    from sfumato.privacy import AnyBudget, Budget, PrivateRecords
+from sfumato.cli.audit_inputs import (
+    budget_for,
+    collection,
+    find_method,
+    print_json,
+    print_table,
+    release_images,
+    say,
+)
 
 audit_app = typer.Typer(help="Attack a guarantee: exit status 1 when something is found.", no_args_is_help=True)
 
@@ -25,9 +29,6 @@ Epsilon = Annotated[float, typer.Option(help="The budget under which the method 
 Delta = Annotated[float, typer.Option(help="δ of the budget.")]
 Seed = Annotated[int, typer.Option(help="Of the audit's own draws.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-LIMIT = 200
-"""Units of a user's collection that take part in an audit: replay's cost grows with them, what it shows does not."""
 
 
 @audit_app.command("replay")
@@ -55,17 +56,17 @@ def replay_command(
     from sfumato.audit.replay import replay
 
     chosen = find_method(method, variant, settings, real_schedule=full > 0)
-    budget = _budget(chosen, epsilon, delta, unit)
-    private = _collection(data, size, unit, seed, classes)
+    budget = budget_for(chosen, epsilon, delta, unit)
+    private = collection(data, size, unit, seed, classes)
     if full:
         result = Sweep({"any": replay(chosen, private, budget=budget, pairs=full, seed=seed, fresh_process=True)})
     else:
         result = sweep(chosen, private, budget=budget, pairs=pairs, tries=search, seed=seed)
     if as_json:
-        _print({"method": chosen.name, "variant": chosen.variant, **result.to_json()})
+        print_json({"method": chosen.name, "variant": chosen.variant, **result.to_json()})
         raise typer.Exit(int(result.flagged))
     kind = "claimed" if budget.to_json()["epsilon"] is None else "paid for"
-    _table(
+    print_table(
         ("unit", "pairs", f"largest movement ÷ {kind}", "broken rules"),
         [
             (
@@ -78,8 +79,8 @@ def replay_command(
         ],
     )
     for where in result.vacuous():
-        _say(f"VACUOUS: no unit moved {where} near its bound; replay shows nothing about it")
-    _say(f"{'FLAGGED' if result.flagged else 'nothing flagged'}: {result.pairs} pairs, {result.tried} by search")
+        say(f"VACUOUS: no unit moved {where} near its bound; replay shows nothing about it")
+    say(f"{'FLAGGED' if result.flagged else 'nothing flagged'}: {result.pairs} pairs, {result.tried} by search")
     raise typer.Exit(int(result.flagged))
 
 
@@ -101,15 +102,15 @@ def detection_command(
     for one in detection_matrix(budget=Budget(epsilon, delta), pairs=pairs):
         found.append(one)
         if not as_json:
-            _say(f"{one.mistake} ({one.form}): {one.caught_by}{': ' if one.reasons else ''}{'; '.join(one.reasons)}")
+            say(f"{one.mistake} ({one.form}): {one.caught_by}{': ' if one.reasons else ''}{'; '.join(one.reasons)}")
     unexpected = [f"{one.mistake} ({one.form})" for one in found if not one.expected]
     result = {"pairs": pairs, "methods": [one.to_json() for one in found], "unexpected": unexpected}
     if out is not None:
         write_json(out, result, private=False)
     if as_json:
-        _print(result)
+        print_json(result)
     else:
-        _say(f"unexpected: {', '.join(unexpected) or 'none'}")
+        say(f"unexpected: {', '.join(unexpected) or 'none'}")
     raise typer.Exit(int(bool(unexpected)))
 
 
@@ -131,14 +132,14 @@ def noise_command(
     found = {"generator": audit_generator()}
     if method is not None:
         chosen = find_method(method, variant, settings)
-        private = _collection(None, None, unit, 0)
-        found[method] = audit_noise(chosen, private, budget=_budget(chosen, epsilon, delta, unit), runs=runs)
+        private = collection(None, None, unit, 0)
+        found[method] = audit_noise(chosen, private, budget=budget_for(chosen, epsilon, delta, unit), runs=runs)
     flagged = any(one.flagged for one in found.values())
     if as_json:
-        _print({name: one.to_json() for name, one in found.items()})
+        print_json({name: one.to_json() for name, one in found.items()})
         raise typer.Exit(int(flagged))
     for name, one in found.items():
-        _table(
+        print_table(
             (f"test of {name}", "numbers", "chance", "would expose", ""),
             [(t.name, str(t.size), f"{t.chance:.2g}", t.exposes, "FAILED" if t.failed else "") for t in one.tests],
         )
@@ -172,17 +173,17 @@ def canary_command(
     if method is None:
         found = [make(np.random.default_rng(seed)) for make in CASE_STUDIES.values()]
         if as_json:
-            return _print({"case_studies": [one.to_json() for one in found]})
-        _table(
+            return print_json({"case_studies": [one.to_json() for one in found]})
+        print_table(
             ("algorithm", "claimed", "measured", "threat model", "note", "s"),
             [(m.name, f"{m.claimed:g}", str(m.bound), m.bound.threat, m.note, f"{m.seconds:.0f}") for m in found],
         )
         return None
     chosen = find_method(method, variant, settings)
-    budget = _budget(chosen, epsilon, delta, unit)
+    budget = budget_for(chosen, epsilon, delta, unit)
     if not isinstance(budget, Budget):
         raise ValueError("this variant has no guarantee, so there is no ε to refute; audit replay measures its claims")
-    private = _collection(None, None, unit, seed)
+    private = collection(None, None, unit, seed)
     options: dict[str, Any] = {"budget": budget, "seed": seed}
     audits = [
         canary.white_box(chosen, private, canaries=canaries, runs=runs, **options),
@@ -191,9 +192,9 @@ def canary_command(
     if black_box:
         audits.append(canary.black_box(chosen, private, **options))
     if as_json:
-        _print({"method": chosen.name, "variant": chosen.variant, "audits": [one.to_json() for one in audits]})
+        print_json({"method": chosen.name, "variant": chosen.variant, "audits": [one.to_json() for one in audits]})
     for one in audits if not as_json else ():
-        _say(f"{one}; the attacker {one.bound.threat}; assumes {one.bound.assumes}")
+        say(f"{one}; the attacker {one.bound.threat}; assumes {one.bound.assumes}")
     raise typer.Exit(int(any(one.flagged for one in audits)))
 
 
@@ -221,8 +222,8 @@ def membership_command(
     from sfumato.training.run_folder import release_folder
 
     found = load(release_folder(release))
-    inside = _images(members, found.classes, split, size, limit)
-    outside = _images(others, found.classes, others_split, size, limit)
+    inside = release_images(members, found.classes, split, size, limit)
+    outside = release_images(others, found.classes, others_split, size, limit)
     drawn, _ = found.sample(samples, seed=0, device="cpu")
     half = len(outside[0]) // 2
     attacks = [
@@ -240,10 +241,10 @@ def membership_command(
     if plot is not None:
         draw_curves(attacks, plot)
     if as_json:
-        return _print({"notice": NOTICE, "attacks": [one.to_json() for one in attacks]})
+        return print_json({"notice": NOTICE, "attacks": [one.to_json() for one in attacks]})
     for one in attacks:
-        _say(str(one))
-    _say(NOTICE)
+        say(str(one))
+    say(NOTICE)
     return None
 
 
@@ -266,111 +267,17 @@ def release_command(
     from sfumato.training.run_folder import release_folder
 
     found = load(release_folder(path))
-    inside = None if members is None else _images(members, found.classes, "train", size, limit)
-    outside = None if others is None else _images(others, found.classes, "test", size, limit)
+    inside = None if members is None else release_images(members, found.classes, "train", size, limit)
+    outside = None if others is None else release_images(others, found.classes, "test", size, limit)
     audit = audit_release(path, members=inside, others=outside, pairs=pairs, canaries=canaries)
     written = write(audit, path, on_card=card)
     if as_json:
-        _print(audit)
+        print_json(audit)
         raise typer.Exit(int(audit["flagged"]))
     for line in audit["lines"]:
-        _say(line)
-    _say(f"Written: {written}")
+        say(line)
+    say(f"Written: {written}")
     raise typer.Exit(int(audit["flagged"]))
 
 
 # From options to objects
-
-
-def find_method(name: str, variant: str, settings: list[str] | None, *, real_schedule: bool = False) -> Method:
-    """A registered method, or a class of the user's own, in its small form with some parameters changed.
-
-    With ``real_schedule`` sampling rates and numbers of steps are those of the default form, the networks stay small.
-    """
-    from importlib import import_module
-
-    from sfumato.methods import Method, find
-
-    module, separator, attribute = name.partition(":")
-    if separator:
-        if str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
-        kind = getattr(import_module(module), attribute, None)
-        if not (isinstance(kind, type) and issubclass(kind, Method)):
-            raise LookupError(f"{module} has no method class {attribute!r}; write module:Class")
-    else:
-        kind = find(name)
-    small = kind.small(variant)
-    values: dict[str, Any] = {}
-    if real_schedule:
-        default = kind(variant=small.variant).parameters()
-        values = {name: value for name, value in default.items() if name.endswith(("sampling_rate", "steps"))}
-    for setting in settings or []:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise ValueError(f"--set takes key=value, not {setting!r}")
-        values[key.strip()] = value.strip()
-    return kind.configured({**small.parameters(), **values}) if values else small
-
-
-def _budget(method: Method, epsilon: float, delta: float, unit: str) -> AnyBudget:
-    from sfumato.privacy import Budget, NoGuarantee
-
-    if method.raw_access:
-        return NoGuarantee(unit=unit)  # type: ignore[arg-type]
-    budget: Budget = Budget(epsilon, delta, unit=unit)  # type: ignore[arg-type]
-    return budget
-
-
-def _collection(
-    data: Path | None, size: int | None, unit: str, seed: int, classes: str | None = None
-) -> PrivateRecords:
-    """Random and worst-case images, or some of the user's own."""
-    import numpy as np
-
-    from sfumato.audit.worst_case import worst_case_images
-    from sfumato.data import PrivateImages
-
-    if data is None:
-        return worst_case_images(96, size=size or 28, persons=unit == "person")
-    names = None if classes is None else int(classes) if classes.isdigit() else classes.split(",")
-    private = PrivateImages.read(data, size=size, classes=names)
-    rows = np.sort(np.random.default_rng(seed).permutation(len(private._labels))[:LIMIT])
-    persons = private._persons
-    if persons is not None:
-        persons = np.unique(np.asarray(persons)[rows], return_inverse=True)[1]
-    return PrivateImages(
-        private._pixels[rows], np.asarray(private._labels)[rows], classes=private.classes, persons=persons
-    )
-
-
-def _images(path: Path, classes: tuple[str, ...], split: str, size: int | None, limit: int) -> tuple[Any, Any]:
-    """Pixels and labels, the labels numbered as the release numbers its classes."""
-    from sfumato.data.images import read
-
-    found = read(path, split=split, size=size, classes=classes)
-    return found.pixels[:limit], found.labels[:limit]
-
-
-# Showing
-
-
-def _print(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _say(text: str) -> None:
-    from sfumato.cli.console import console
-
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    from rich.table import Table
-
-    from sfumato.cli.console import console
-
-    table = Table(*head)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
@@ -12,13 +13,13 @@ from torch import Tensor, nn
 
 from sfumato.methods.base import Method, Shape
 from sfumato.methods.parts.label_filter import rejection_sample
-from sfumato.methods.parts.sub_curator import prefixed, sub_curator
+from sfumato.methods.parts.sub_curator import prefixed, sub_curator, with_share
 from sfumato.methods.parts.teacher import guided, teacher_query, train_teacher
 from sfumato.methods.parts.warm_start import PublicTraining, latent_method, public_images
-from sfumato.networks.edm import Denoiser, log_normal_sigma, stochastic_heun
+from sfumato.networks.edm import Denoiser, half_precision, log_normal_sigma, stochastic_heun
 from sfumato.networks.samplers import karras_sigmas
 from sfumato.networks.scattering import ScatteringClassifier
-from sfumato.networks.unet import UNet, use_channels_last
+from sfumato.networks.unet import UNet
 from sfumato.privacy import AnyBudget, Block, Budget, Counts, Curator, Draws, Plan, SubsampledGaussian
 from sfumato.privacy.gradients import Performance
 from sfumato.training.ema import ema_update
@@ -171,15 +172,8 @@ class DPDiffusion(Method):
         """Teacher and latent generator get the noise that alone would cost their share of ε; training has the rest."""
         if not isinstance(budget, Budget):
             return super().plan(budget)
-
-        def part(queries: tuple[SubsampledGaussian, ...], share: float) -> tuple[SubsampledGaussian, ...]:
-            if not queries:
-                return ()
-            alone = Plan.calibrated(queries, replace(budget, epsilon=share * budget.epsilon))
-            return tuple(map(_fixed, alone.events))
-
-        teacher = part(self._teacher_query(), self.teacher_share)
-        latent = part(self._latent_queries(), self.latent_share)
+        teacher = with_share(self._teacher_query(), budget, self.teacher_share)
+        latent = with_share(self._latent_queries(), budget, self.latent_share)
         return Plan.calibrated((*self._counts_query(), *teacher, *latent, self.queries()[-1]), budget)
 
     def _counts_query(self) -> tuple[SubsampledGaussian, ...]:
@@ -273,32 +267,23 @@ class DPDiffusion(Method):
         return log_normal_sigma(quantile, mean=self.log_sigma_mean, deviation=self.log_sigma_std)
 
     def _performance(self, device: torch.device) -> Performance:
-        """On a GPU in bfloat16 and channels-last, compiled; on a CPU, where that is slower, in float32."""
-        half = self.bfloat16 and device.type == "cuda"
-        return Performance(dtype=torch.bfloat16, channels_last=True) if half else Performance()
+        """On a GPU in bfloat16 and channels-last; on a CPU, where that is slower, in float32."""
+        return Performance(dtype=torch.bfloat16, channels_last=True) if self._half(device) else Performance()
+
+    def _half(self, device: torch.device) -> bool:
+        return self.bfloat16 and device.type == "cuda"
 
     # Sampling
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         if not isinstance(model, TaughtDiffusion):
             raise TypeError(f"a TaughtDiffusion is needed, not {type(model).__name__}")
-        denoiser = self._sampling_copy(model.denoiser, labels.device)
+        denoiser = half_precision(model.denoiser) if self._half(labels.device) else model.denoiser
         if model.teacher is None:
             return self._draw(denoiser, None, labels)
-        return rejection_sample(
-            lambda some: self._draw(denoiser, model.teacher, some),
-            model.teacher,
-            labels,
-            max_rejections=self.max_rejections,
-        )
-
-    def _sampling_copy(self, denoiser: Denoiser, device: torch.device) -> Denoiser:
-        """In bfloat16 and channels-last on a GPU, which is several times as fast; as it is on a CPU."""
-        if not (self.bfloat16 and device.type == "cuda"):
-            return denoiser
-        copy = deepcopy(denoiser).to(torch.bfloat16)
-        use_channels_last(copy)
-        return copy
+        teacher = model.teacher
+        draw = functools.partial(self._draw, denoiser, teacher)
+        return rejection_sample(draw, teacher, labels, max_rejections=self.max_rejections)
 
     def _draw(self, denoiser: Denoiser, teacher: ScatteringClassifier | None, labels: Tensor) -> Tensor:
         def denoise(noisy: Tensor, sigma: Tensor) -> Tensor:
@@ -313,7 +298,3 @@ class DPDiffusion(Method):
         noise = self.sigma_max * torch.randn(len(labels), *denoiser.net.shape, device=labels.device)
         images = stochastic_heun(denoise, noise, sigmas, churn=self.churn)
         return ((images + 1.0) / 2.0).clamp(0.0, 1.0)
-
-
-def _fixed(event: SubsampledGaussian) -> SubsampledGaussian:
-    return replace(event, blocks=tuple(replace(block, fixed=True) for block in event.blocks))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 
-from sfumato.networks.unet import UNet
+from sfumato.networks.unet import UNet, use_channels_last
 
 Denoise = Callable[[Tensor, Tensor], Tensor]
 """``denoise(noisy, sigma)``: the clean images, with one noise level for each row."""
@@ -70,3 +71,10 @@ def stochastic_heun(denoise: Denoise, images: Tensor, sigmas: list[float], *, ch
             ahead = images + (below - raised) * (slope + second) / 2.0
         images = ahead
     return images
+
+
+def half_precision(denoiser: Denoiser) -> Denoiser:
+    """A copy in bfloat16 and channels-last, which samples several times as fast on a GPU."""
+    copy = deepcopy(denoiser).to(torch.bfloat16)
+    use_channels_last(copy)
+    return copy

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from torch import Tensor
 
-from sfumato.privacy import Counts, Curator, Plan, PrivateState, SubsampledGaussian
+from sfumato.privacy import Budget, Counts, Curator, Plan, PrivateState, SubsampledGaussian
 from sfumato.privacy.curator import Item
 from sfumato.privacy.step import Features, Step
 
@@ -16,6 +16,14 @@ from sfumato.privacy.step import Features, Step
 def prefixed(queries: Iterable[SubsampledGaussian], prefix: str) -> tuple[SubsampledGaussian, ...]:
     """The inner method's queries as the outer method lists them."""
     return tuple(replace(query, name=prefix + query.name) for query in queries)
+
+
+def with_share(queries: Sequence[SubsampledGaussian], budget: Budget, share: float) -> tuple[SubsampledGaussian, ...]:
+    """The queries with the noise that alone would cost this share of ε; it is fixed in the plan of the whole."""
+    if not queries:
+        return ()
+    alone = Plan.calibrated(queries, replace(budget, epsilon=share * budget.epsilon))
+    return tuple(replace(e, blocks=tuple(replace(block, fixed=True) for block in e.blocks)) for e in alone.events)
 
 
 def sub_curator(curator: Curator, prefix: str) -> Curator:
