@@ -288,3 +288,28 @@ def test_killed_at_twenty_moments_the_ledger_is_never_short(tmp_path: Path) -> N
         kills += 1
     assert kills == 20 and charged == 200
     assert os.stat(tmp_path / "ledger").st_mode & 0o077 == 0
+
+
+def test_without_a_method_one_is_chosen_from_public_facts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, run = tmp_path / "data.npz", tmp_path / "run"
+    np.savez(data, images=np.zeros((30, 8, 8), dtype=np.uint8), labels=np.arange(30) % 3)
+    words = ["train", str(data), "--classes", "3", "--epsilon", "1", "--time-limit", "0.01", "--out", str(run)]
+    assert answered(monkeypatch, *words, "--set", "steps=3") == 2
+    assert "--method" in capsys.readouterr().err
+    assert answered(monkeypatch, *words, "--declared-size", "500", "--note", "purpose=teaching") == 0
+    said = capsys.readouterr().err
+    assert "Method: privae" in said and "WARNING: expected use hopeless" in said
+    card = json.loads((run / "release" / "card.json").read_text())
+    assert any("hopeless" in remark for remark in card["remarks"]) and card["notes"] == {"purpose": "teaching"}
+    assert any("defaults" in remark for remark in card["remarks"])
+
+
+def test_plan_of_all_methods(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--images", "500", "--size", "28", "--classes", "10", "--epsilon", "1"]
+    assert answered(monkeypatch, *words, "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["expected_use"] for row in rows} == {"hopeless"} and {"dp-merf", "dppm"} <= {r["method"] for r in rows}
+    assert answered(monkeypatch, *words, "--images-per-person", "5") == 0
+    assert "of 100 persons" in capsys.readouterr().out

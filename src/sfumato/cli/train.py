@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sfumato.cli.choice import check_choosable, choose, expected_use, noted, public_facts
 from sfumato.cli.config import config_text
 from sfumato.cli.console import ProgressBar, remark, say
 from sfumato.cli.options import (
@@ -19,6 +20,7 @@ from sfumato.cli.options import (
     MethodName,
     MethodOptions,
     ReadingOptions,
+    TimeLimit,
     device_named,
 )
 from sfumato.cli.plan import remark_plan
@@ -47,19 +49,28 @@ def train(
     device: Device = "auto",
     max_images_per_unit: Annotated[int, typer.Option(min=1, help="Images of one person in a step, at most.")] = 16,
     declared_size: Annotated[int | None, typer.Option(min=1, help="The number of units, roughly, made public.")] = None,
+    time_limit: TimeLimit = 60.0,
+    notes: Annotated[
+        list[str] | None,
+        typer.Option("--note", help="A statement for the card: --note 'purpose=teaching'; also controller, contact …"),
+    ] = None,
     reading: ReadingOptions,
 ) -> None:
-    """Learn from a private collection and write a release."""
+    """Learn from a private collection and write a release. Without --method, one is chosen from public facts."""
     from sfumato.data import PrivateImages, read
     from sfumato.data.holdout import HoldOut
     from sfumato.training.cost import Cost
     from sfumato.training.run_folder import Run
 
-    check_order(data, second, method)
-    chosen, device = parameters.configured(method), device_named(device)
+    check_order(data, second)
+    device = device_named(device)
     allowed = budget.budget(persons=reading.names_persons, declared_size=declared_size, ledger=ledger)
     allowed.check_delta(declared_size)
-    chosen.plan(allowed)
+    stated = noted(notes or [])
+    if method:
+        parameters.configured(method).plan(allowed)
+    else:
+        check_choosable(parameters, budget)
     run = Run(out, ledger=ledger)
     run.check(resume=resume)
     with ProgressBar() as progress:
@@ -68,14 +79,19 @@ def train(
     persons = images.persons is not None
     allowed = budget.budget(persons=persons, declared_size=declared_size, ledger=ledger)
     check_unit(allowed, persons=persons, given=budget.unit is not None)
+    facts = public_facts(images, allowed, declared_size)
+    if not method:
+        method = choose(facts, device=device, time_limit=time_limit)
+    chosen = parameters.configured(method)
     remark_plan(chosen, chosen.plan(allowed))
+    remarks = expected_use(chosen, facts, declared=declared_size is not None)
     division = None
     if hold_out is not None:
         division = HoldOut.load(run.hold_out) if resume else HoldOut.drawn(hold_out)
         images, _ = division.split(images)
     private = PrivateImages.from_images(images, declared_size=declared_size)
-    facts = {"method": method, "parameters": chosen.parameters(), "budget": allowed.to_json(), "hold_out": hold_out}
-    run.begin({**facts, "reading": _plain(reading)}, resume=resume)
+    begun = {"method": method, "parameters": chosen.parameters(), "budget": allowed.to_json(), "hold_out": hold_out}
+    run.begin({**begun, "reading": _plain(reading)}, resume=resume)
     if division is not None:
         division.save(run.hold_out)
     write_file(run.internal / "command.toml", config_text(context), private=True)
@@ -92,6 +108,8 @@ def train(
                 progress=progress,
                 command=published_command(chosen, allowed, reading, declared_size),
                 seed=seed,
+                remarks=remarks,
+                notes=stated,
             )
         cost.keep(run.internal)
         run.finish(release)
@@ -126,7 +144,7 @@ def _plain(reading: ReadingOptions) -> dict[str, Any]:
     return facts
 
 
-def check_order(data: Path, second: Path | None, method: str) -> None:
+def check_order(data: Path, second: Path | None) -> None:
     """The data comes first, and the method is an option; the order of version 0.1 is refused with the new command."""
     if second is not None:
         words = sys.argv[1:]
@@ -136,8 +154,6 @@ def check_order(data: Path, second: Path | None, method: str) -> None:
             rest = []
         command = shlex.join(["sfumato", "train", str(second), "--method", str(data), *rest])
         raise ValueError(f"the data comes first and the method is an option: {command}")
-    if not method:
-        raise ValueError("choose a method with --method; 'sfumato methods' lists them, 'sfumato plan' compares them")
 
 
 def published_command(
