@@ -32,3 +32,11 @@ def settings_remark(name: str, parameters: Mapping[str, Any], defaults: Mapping[
         return "All settings are defaults; they were not chosen on this collection."
     kind = "public data sets" if " and " in sets else "a public data set"
     return f"All settings are defaults, which were chosen on {sets}, {kind}."
+
+
+def tuned_remark(candidates: int) -> str:
+    """What the card says about settings that were chosen by private selection."""
+    return (
+        f"The settings were chosen on this collection among {candidates} candidates by private selection; the choice is "
+        "part of the spending."
+    )

@@ -133,7 +133,7 @@ class Card:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``card.json``."""
-        return entries(self)
+        return {key: value for key, value in entries(self).items() if value or key not in _LATER}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
