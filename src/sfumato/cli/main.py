@@ -23,6 +23,7 @@ from sfumato.cli.report import report_command
 from sfumato.cli.reproduce import reproduce_app
 from sfumato.cli.sample import sample
 from sfumato.cli.train import train
+from sfumato.cli.tune import tune
 
 app = typer.Typer(
     help="Learn from a private image collection and release a synthetic one, with an (ε, δ) that can be checked.",
@@ -36,6 +37,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "methods": methods,
     "plan": plan,
     "train": train,
+    "tune": tune,
     "sample": sample,
     "ledger": ledger,
     "evaluate": evaluate_command,

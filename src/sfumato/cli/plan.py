@@ -186,6 +186,15 @@ def query_rows(events: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
         if event["kind"] == "raw access":
             yield event["name"], "", "", "", f"RAW RECORDS: {event['reason']}"
             continue
+        if event["kind"] == "private selection":
+            yield (
+                event["name"],
+                "1",
+                "",
+                "",
+                f"the best of a random number of trials of {len(event['candidates'])} kinds",
+            )
+            continue
         blocks = ", ".join(f"{block['name']} {block['noise_multiplier']:.4g}" for block in event["blocks"])
         yield event["name"], str(event["steps"]), f"{event['rate']:g}", f"{event['noise_multiplier']:.4g}", blocks
 

@@ -37,6 +37,6 @@ def settings_remark(name: str, parameters: Mapping[str, Any], defaults: Mapping[
 def tuned_remark(candidates: int) -> str:
     """What the card says about settings that were chosen by private selection."""
     return (
-        f"The settings were chosen on this collection among {candidates} candidates by private selection; the choice is "
-        "part of the spending."
+        f"The settings were chosen on this collection among {candidates} candidates by private selection; the choice "
+        "is part of the spending."
     )
