@@ -175,8 +175,11 @@ class Tuning:
             run = opened.start_run(method=ScoredMethod.name, variant="selection", seeded=False, facts=facts)
             opened.reserve(run, (self.event,))
             opened.charge(run, self.event)
-            best, method = self._best(private, options, progress)
+            best, reasons = self._best(private, options, progress)
+            for name, digest in best.public_inputs:
+                opened.note_public(run, name, digest)
             opened.end_run(run)
+            method, trial = best.method, best.release
             parameters = method.parameters()
             card = make_card(
                 method=method.identifier(),
@@ -185,13 +188,13 @@ class Tuning:
                 plan=Plan(self.budget, ()),
                 ledger=opened,
                 run=run,
-                reasons=best.card.reasons,
+                reasons=reasons,
                 shape=private.shape,
                 classes=private.classes,
-                counts=best.card.class_counts,
+                counts=trial.card.class_counts,
                 declared_size=private.declared_size,
                 max_images_per_unit=max_images_per_unit,
-                device=best.card.device,
+                device=trial.card.device,
                 command=command,
                 claim=None,
                 remarks=(tuned_remark(len(self.trials)), *remarks),
@@ -202,35 +205,50 @@ class Tuning:
                 opened.close()
         prefix = "generator."
         tensors = {
-            key.removeprefix(prefix): value for key, value in best.model.state_dict().items() if key.startswith(prefix)
+            key.removeprefix(prefix): value for key, value in trial.model.state_dict().items() if key.startswith(prefix)
         }
         return Release(type(method)(**parameters), tensors, card)
 
     def _best(
         self, private: PrivateRecords, options: Mapping[str, Any], progress: Callable[[], None] | None
-    ) -> tuple[Release, Method]:
-        """The trial with the highest score. The number of trials is secret: it is neither shown nor kept."""
-        best: tuple[float, Release, Method] | None = None
+    ) -> tuple[_Trial, list[str]]:
+        """The trial with the highest score, and why any trial cannot be certified.
+
+        The number of trials is secret: it is neither shown nor kept.
+        """
+        best: _Trial | None = None
+        reasons: set[str] = set()
         for _ in range(draw_trials(self.event.shape, self.event.gamma)):
-            number = secrets.randbelow(len(self.trials))
             if progress is not None:
                 progress()
-            release, score = self._trial(number, private, options)
-            if best is None or score > best[0]:
-                best = score, release, self.trials[number].method
+            trial = self._trial(secrets.randbelow(len(self.trials)), private, options)
+            reasons |= set(trial.release.card.reasons)
+            if best is None or trial.score > best.score:
+                best = trial
         if best is None:
             raise RuntimeError("a selection has at least one trial")
-        return best[1], best[2]
+        return best, sorted(reasons)
 
-    def _trial(self, number: int, private: PrivateRecords, options: Mapping[str, Any]) -> tuple[Release, float]:
+    def _trial(self, number: int, private: PrivateRecords, options: Mapping[str, Any]) -> _Trial:
         """One trial, on a ledger of its own whose charges must be those that the selection was charged for."""
-        planned = self.event.candidates[number]
+        planned, scored = self.event.candidates[number], self.trials[number]
         cost = Budget(1.01 * epsilon(planned, self.budget.delta), self.budget.delta, self.budget.unit)
         own = Ledger(None, limit=cost)
-        release = self.trials[number].fit(private, cost, own, **options)
-        if release.card.events != own.events() or not _covers(planned, release.card.events):
+        release = scored.fit(private, cost, own, **options)
+        if release.card.events != own.events() or not _covers(planned, own.events()):
             raise RunRefused("a trial asked other queries than the selection was charged for; nothing is released")
-        return release, float(release.model.state_dict()[_SCORE])
+        inputs = tuple((one["name"], one["sha256"]) for one in own.public_inputs(release.card.run))
+        return _Trial(release, scored.method, float(release.model.state_dict()[_SCORE]), inputs)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What one trial answered."""
+
+    release: Release
+    method: Method
+    score: float
+    public_inputs: tuple[tuple[str, str], ...]
 
 
 def _covers(planned: Sequence[SubsampledGaussian], asked: Sequence[Any]) -> bool:
