@@ -74,7 +74,14 @@ def train(
         division = HoldOut.load(run.hold_out) if resume else HoldOut.drawn(hold_out)
         images, _ = division.split(images)
     private = PrivateImages.from_images(images, declared_size=declared_size)
-    facts = {"method": method, "parameters": chosen.parameters(), "budget": allowed.to_json(), "hold_out": hold_out}
+    facts: dict[str, Any] = {
+        "method": method,
+        "parameters": chosen.parameters(),
+        "budget": allowed.to_json(),
+        "hold_out": hold_out,
+    }
+    facts |= {"data": str(data.resolve()), "ledger": str(run.ledger.resolve()), "seed": seed}
+    facts |= {"declared_size": declared_size, "max_images_per_unit": max_images_per_unit}
     run.begin({**facts, "reading": _plain(reading)}, resume=resume)
     if division is not None:
         division.save(run.hold_out)

@@ -54,6 +54,8 @@ class Run:
             changed = sorted(key for key in {*before, *written} if before.get(key) != written.get(key))
             if changed:
                 raise ValueError(f"the run was begun with another {', '.join(changed)}; resume with the same command")
+            for torn in self.folder.glob(".release-*"):
+                shutil.rmtree(torn)  # left by a crash while the release was written
             return
         self._created = not self.folder.exists()
         private_folder(self.internal)
