@@ -20,6 +20,7 @@ from sfumato.cli.options import (
     MethodOptions,
     ReadingOptions,
     device_named,
+    signing_key,
 )
 from sfumato.cli.plan import remark_plan
 from sfumato.files import write_file
@@ -47,6 +48,7 @@ def train(
     device: Device = "auto",
     max_images_per_unit: Annotated[int, typer.Option(min=1, help="Images of one person in a step, at most.")] = 16,
     declared_size: Annotated[int | None, typer.Option(min=1, help="The number of units, roughly, made public.")] = None,
+    sign: Annotated[Path | None, typer.Option(help="Sign the release with this ed25519 key (PEM).")] = None,
     reading: ReadingOptions,
 ) -> None:
     """Learn from a private collection and write a release."""
@@ -56,6 +58,7 @@ def train(
     from sfumato.training.run_folder import Run
 
     check_order(data, second, method)
+    key = signing_key(sign)
     chosen, device = parameters.configured(method), device_named(device)
     allowed = budget.budget(persons=reading.names_persons, declared_size=declared_size, ledger=ledger)
     allowed.check_delta(declared_size)
@@ -101,7 +104,7 @@ def train(
                 seed=seed,
             )
         cost.keep(run.internal)
-        run.finish(release)
+        run.finish(release, key=key)
     except KeyboardInterrupt:
         remark(f"\nStopped. {run.ledger} holds what was spent; continue with the same command and --resume.")
         raise typer.Exit(130) from None

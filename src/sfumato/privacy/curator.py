@@ -213,13 +213,12 @@ class Curator:
         digest = hashlib.sha256(np.ascontiguousarray(content).tobytes()).hexdigest()
         self._ledger.note_public(self._run, name, digest)
 
-    def close(self) -> dict[str, int]:
-        """Drop the references to the data; how many answers of each event are in use, all of them on the ledger."""
+    def close(self) -> None:
+        """Drop the references to the data, and check that every answer in use is on the ledger."""
         for name, count in self._answers.items():
             check_charged(self._ledger, self._run, name, count)
         del self._records, self._units, self._batches
         self._states.clear()
-        return dict(self._answers)
 
     def note_own_code(self, name: str) -> None:
         """Write on the ledger that a class outside the trusted base takes part in the answers."""

@@ -47,9 +47,10 @@ class Session:
 
     def end(self, tensors: Mapping[str, Tensor], counts: Sequence[float] | None) -> None:
         """Close the data, check that every answer in use was charged, keep the result and write the end of the run."""
-        result = Result(tensors, None if counts is None else tuple(counts), self.curator.close())
+        self.curator.close()
         if self.checkpoint:
-            self.checkpoint.save_result(self.run, result)
+            noisy = None if counts is None else tuple(counts)
+            self.checkpoint.save_result(self.run, Result(tensors, noisy, dict(self.curator._answers)))
         self.ledger.end_run(self.run)
 
 
