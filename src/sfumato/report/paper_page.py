@@ -1,4 +1,4 @@
-"""``docs/reproduction.md``: the state of all entries, made from result files and the papers' entries alone."""
+"""``docs/results/reproduction.md``: the state of all entries, made from result files and the papers' entries alone."""
 
 from __future__ import annotations
 
