@@ -49,7 +49,7 @@ def test_what_is_not_caught_is_named() -> None:
 
 
 def test_the_page_shows_the_matrix() -> None:
-    page = (DOCS / "reference" / "audits.md").read_text()
+    page = (DOCS / "results" / "audits.md").read_text()
     assert markdown_table([one for one in MATRIX if one.form != CONTROL]) in page
 
 
