@@ -21,6 +21,7 @@ from sfumato.cli.options import (
     MethodOptions,
     ReadingOptions,
     device_named,
+    signing_key,
 )
 from sfumato.cli.plan import remark_plan
 from sfumato.files import write_file
@@ -51,6 +52,7 @@ def train(
     device: Device = "auto",
     max_images_per_unit: Annotated[int, typer.Option(min=1, help="Images of one person in a step, at most.")] = 16,
     declared_size: Annotated[int | None, typer.Option(min=1, help="The number of units, roughly, made public.")] = None,
+    sign: Annotated[Path | None, typer.Option(help="Sign the release with this ed25519 key (PEM).")] = None,
     reading: ReadingOptions,
 ) -> None:
     """Learn from a private collection and write a release."""
@@ -60,6 +62,7 @@ def train(
     from sfumato.training.run_folder import Run
 
     check_order(data, second, method)
+    key = signing_key(sign)
     chosen, device = parameters.configured(method), device_named(device)
     allowed = budget.budget(persons=reading.names_persons, declared_size=declared_size, ledger=ledger)
     allowed.check_delta(declared_size)
@@ -82,7 +85,14 @@ def train(
         division = HoldOut.load(run.hold_out) if resume else HoldOut.drawn(hold_out)
         images, _ = division.split(images)
     private = PrivateImages.from_images(images, declared_size=declared_size)
-    facts = {"method": method, "parameters": chosen.parameters(), "budget": allowed.to_json(), "hold_out": hold_out}
+    facts: dict[str, Any] = {
+        "method": method,
+        "parameters": chosen.parameters(),
+        "budget": allowed.to_json(),
+        "hold_out": hold_out,
+    }
+    facts |= {"data": str(data.resolve()), "ledger": str(run.ledger.resolve()), "seed": seed}
+    facts |= {"declared_size": declared_size, "max_images_per_unit": max_images_per_unit}
     run.begin({**facts, "reading": _plain(reading)}, resume=resume)
     if division is not None:
         division.save(run.hold_out)
@@ -102,7 +112,7 @@ def train(
                 seed=seed,
             )
         cost.keep(run.internal)
-        run.finish(release)
+        run.finish(release, key=key)
     except KeyboardInterrupt:
         remark(f"\nStopped. {run.ledger} holds what was spent; continue with the same command and --resume.")
         raise typer.Exit(130) from None
