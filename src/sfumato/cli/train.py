@@ -13,6 +13,7 @@ import typer
 from sfumato.cli.choice import check_choosable, choose, expected_use, noted, public_facts
 from sfumato.cli.config import config_text
 from sfumato.cli.console import ProgressBar, remark, say
+from sfumato.cli.minutes import for_minutes
 from sfumato.cli.options import (
     BudgetOptions,
     Collection,
@@ -22,6 +23,7 @@ from sfumato.cli.options import (
     ReadingOptions,
     TimeLimit,
     device_named,
+    signing_key,
 )
 from sfumato.cli.plan import remark_plan
 from sfumato.files import write_file
@@ -46,6 +48,9 @@ def train(
     hold_out: Annotated[
         float | None, typer.Option(help="Hold out this share of the units at random, for 'evaluate --held-out'.")
     ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="Plan steps for this time on this device (dp-diffusion).")
+    ] = None,
     device: Device = "auto",
     max_images_per_unit: Annotated[int, typer.Option(min=1, help="Images of one person in a step, at most.")] = 16,
     declared_size: Annotated[int | None, typer.Option(min=1, help="The number of units, roughly, made public.")] = None,
@@ -54,6 +59,7 @@ def train(
         list[str] | None,
         typer.Option("--note", help="A statement for the card: --note 'purpose=teaching'; also controller, contact …"),
     ] = None,
+    sign: Annotated[Path | None, typer.Option(help="Sign the release with this ed25519 key (PEM).")] = None,
     reading: ReadingOptions,
 ) -> None:
     """Learn from a private collection and write a release. Without --method, one is chosen from public facts."""
@@ -63,7 +69,7 @@ def train(
     from sfumato.training.run_folder import Run
 
     check_order(data, second)
-    device = device_named(device)
+    key, device = signing_key(sign), device_named(device)
     allowed = budget.budget(persons=reading.names_persons, declared_size=declared_size, ledger=ledger)
     allowed.check_delta(declared_size)
     stated = noted(notes or [])
@@ -79,19 +85,30 @@ def train(
     persons = images.persons is not None
     allowed = budget.budget(persons=persons, declared_size=declared_size, ledger=ledger)
     check_unit(allowed, persons=persons, given=budget.unit is not None)
-    facts = public_facts(images, allowed, declared_size)
+    public = public_facts(images, allowed, declared_size)
     if not method:
-        method = choose(facts, device=device, time_limit=time_limit)
+        method = choose(public, device=device, time_limit=time_limit)
     chosen = parameters.configured(method)
+    if minutes is not None:
+        chosen = for_minutes(
+            chosen, minutes, images, declared_size=declared_size, device=device, run=run, resume=resume
+        )
     remark_plan(chosen, chosen.plan(allowed))
-    remarks = expected_use(chosen, facts, declared=declared_size is not None)
+    remarks = expected_use(chosen, public, declared=declared_size is not None)
     division = None
     if hold_out is not None:
         division = HoldOut.load(run.hold_out) if resume else HoldOut.drawn(hold_out)
         images, _ = division.split(images)
     private = PrivateImages.from_images(images, declared_size=declared_size)
-    begun = {"method": method, "parameters": chosen.parameters(), "budget": allowed.to_json(), "hold_out": hold_out}
-    run.begin({**begun, "reading": _plain(reading)}, resume=resume)
+    facts: dict[str, Any] = {
+        "method": method,
+        "parameters": chosen.parameters(),
+        "budget": allowed.to_json(),
+        "hold_out": hold_out,
+    }
+    facts |= {"data": str(data.resolve()), "ledger": str(run.ledger.resolve()), "seed": seed}
+    facts |= {"declared_size": declared_size, "max_images_per_unit": max_images_per_unit}
+    run.begin({**facts, "reading": _plain(reading)}, resume=resume)
     if division is not None:
         division.save(run.hold_out)
     write_file(run.internal / "command.toml", config_text(context), private=True)
@@ -112,7 +129,7 @@ def train(
                 notes=stated,
             )
         cost.keep(run.internal)
-        run.finish(release)
+        run.finish(release, key=key)
     except KeyboardInterrupt:
         remark(f"\nStopped. {run.ledger} holds what was spent; continue with the same command and --resume.")
         raise typer.Exit(130) from None
