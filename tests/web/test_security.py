@@ -16,8 +16,7 @@ import pytest
 from sfumato.files import private_folder, write_json
 from sfumato.web.upload import MEBIBYTE, Limits
 from sfumato.web.workspace import Workspace
-
-from .live import Live, live
+from web.live import Live, live
 
 LIMITS = Limits(bytes=2 * MEBIBYTE, unpacked=4 * MEBIBYTE, ratio=50, files=20)
 READ = ("/", "/browse", "/collections/x", "/plans/x", "/jobs/x", "/jobs/x/events", "/runs/x", "/static/web.js")
@@ -108,7 +107,19 @@ def test_other_methods_are_refused(server: Live, method: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["..", "../secret", "out", "out/a.txt", "pictures/../../secret", "/etc/passwd", "/", "~", "\0", "x" * 5000, "%2e%2e"],
+    [
+        "..",
+        "../secret",
+        "out",
+        "out/a.txt",
+        "pictures/../../secret",
+        "/etc/passwd",
+        "/",
+        "~",
+        "\0",
+        "x" * 5000,
+        "%2e%2e",
+    ],
 )
 def test_paths_outside_the_root_are_refused(server: Live, path: str) -> None:
     for answer in (server.get(f"/browse?path={quote(path)}"), server.post("/collections", {"path": path})):
@@ -231,4 +242,3 @@ def test_a_script_in_a_class_name_is_shown_as_text(tmp_path: Path) -> None:
             text = server.get(path).text
             assert "&lt;script&gt;alert(1)" in text
             assert "<script>alert" not in text and "<img src=x" not in text
-

@@ -26,8 +26,8 @@ def inspect(data: Path) -> list[str]:
 
 
 def plan(choices: Choices) -> list[str]:
-    """What every method would spend."""
-    return ["plan", *choices.budget_options(), "--json"]
+    """What every method would spend, or the one that was chosen."""
+    return ["plan", *([choices.method] if choices.method else []), *choices.budget_options(), "--json"]
 
 
 def create_ledger(ledger: Path, choices: Choices, limit: float) -> list[str]:
