@@ -247,7 +247,7 @@ class _CommonOptions:
     ] = False
     progress_file: Annotated[
         Path | None,
-        typer.Option(callback=use_progress_file, is_eager=True, help="Also write progress to this JSON file."),
+        typer.Option(callback=use_progress_file, is_eager=True, hidden=True, help="Also write progress to this file."),
     ] = None
 
 
