@@ -77,7 +77,7 @@ class PerExample(Contribution):
 
     def _sums_in_blocks(self, scale: Tensor) -> Tensor:
         """The same numbers, a block of columns at a time in buffers that stay in a CPU's cache."""
-        (units, numel), each = self.gradient.shape, len(self.gradient) // self.stack
+        numel, each = self.gradient.shape[1], len(self.gradient) // self.stack
         most = min(each, EXACT_UNITS)
         width = min(numel, -(-BLOCK // most))
         scaled, whole = scale.new_empty(most, width), scale.new_empty(most, width, dtype=torch.float64)

@@ -56,7 +56,7 @@ class GhostClipping(Contribution):
     def sums(self, factor: Tensor, spacing: float) -> Tensor:
         if in_blocks(self.a) and self.stack == 1:
             return self._sums_in_blocks(factor, spacing)
-        left, right = _whole_numbers(self.a, self.b, self._length, factor, spacing)
+        left, right = _whole_numbers(self.a, self.b, self._length, factor, spacing=spacing)
         left, right = (value.view(self.stack, -1, *value.shape[1:]) for value in (left, right))
         parts = zip(left.split(self._units, dim=1), right.split(self._units, dim=1), strict=True)
         return add([torch.bmm(b.flatten(1, 2).transpose(1, 2), a.flatten(1, 2)).flatten(1) for a, b in parts])
@@ -68,7 +68,7 @@ class GhostClipping(Contribution):
         for exact in zip(*(value.split(self._units) for value in several), strict=True):
             part = torch.zeros(self.b.shape[2], self.a.shape[2], dtype=torch.float64)
             for few in zip(*(value.split(max(self._block, _CANCELLING_UNITS)) for value in exact), strict=True):
-                left, right = (value.flatten(0, 1) for value in _whole_numbers(*few, spacing))
+                left, right = (value.flatten(0, 1) for value in _whole_numbers(*few, spacing=spacing))
                 part.addmm_(right.t(), left)
             total.add_(part.flatten().to(torch.int64))
         return total[None]
@@ -85,9 +85,7 @@ def _gram_product(a: Tensor, b: Tensor) -> Tensor:
     return (torch.bmm(a, a.transpose(1, 2)) * torch.bmm(b, b.transpose(1, 2))).sum((1, 2))
 
 
-def _whole_numbers(
-    a: Tensor, b: Tensor, length: Tensor, factor: Tensor, spacing: float
-) -> tuple[Tensor, Tensor]:
+def _whole_numbers(a: Tensor, b: Tensor, length: Tensor, factor: Tensor, *, spacing: float) -> tuple[Tensor, Tensor]:
     """Both operands as whole numbers in float64, 0 where a unit adds nothing."""
     counts = (factor[:, None] > 0) & (length > 0)
     right = factor[:, None] * length / (_SCALE * spacing)
