@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from sfumato.privacy.curator import Curator
+from sfumato.privacy.curator import Curator, check_charged
 from sfumato.privacy.events import RawAccess, SubsampledGaussian, event_from_json
-from sfumato.privacy.interfaces import Checkpoint, Progress, Started, Tape
-from sfumato.privacy.ledger import Ledger, RunRefused
+from sfumato.privacy.interfaces import Checkpoint, Progress, Result, Started, Tape
+from sfumato.privacy.ledger import Ledger, RunRefused, new_run_id
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
@@ -31,21 +32,25 @@ class Session:
     curator: Curator
     public_seed: int
     """For torch's global generator, which draws initial weights, latents and fakes."""
+    checkpoint: Checkpoint | None = None
+    result: Result | None = None
+    """What the run had learnt before a crash kept it from making its release."""
 
     def reasons(self) -> list[str]:
         """Why the run cannot be certified; empty if it can. Read from the ledger, not from this process."""
         found = [event.reason for event in self.ledger.events(self.run) if isinstance(event, RawAccess)]
         if self.ledger.seeded(self.run):
             found.append("a fixed seed was used, for tests: whoever knows it can remove the noise")
-        own = ((type(self.curator), Curator), (self.curator.step_type, Step), (type(self.ledger), Ledger))
-        names = {kind.__name__ for kind, ours in own if kind is not ours} | self.curator._unverified
-        if names:
+        if names := self.ledger.own_code(self.run) | _own_code(type(self.curator), self.ledger):
             found.append(f"answers came from code outside the trusted base: {', '.join(sorted(names))}")
         return found
 
-    def end(self) -> None:
-        """Close the data, check that every answer in use was charged, and write the end of the run."""
+    def end(self, tensors: Mapping[str, Tensor], counts: Sequence[float] | None) -> None:
+        """Close the data, check that every answer in use was charged, keep the result and write the end of the run."""
         self.curator.close()
+        if self.checkpoint:
+            noisy = None if counts is None else tuple(counts)
+            self.checkpoint.save_result(self.run, Result(tensors, noisy, dict(self.curator._answers)))
         self.ledger.end_run(self.run)
 
 
@@ -80,18 +85,27 @@ def session(
         _check_limit(opened, plan)
         facts = {"parameters": dict(parameters), "plan": plan.to_json(), "device": device.type}
         if started is None:
-            options = {"variant": str(parameters.get("variant", "")), "seeded": randomness.seeded}
-            run = opened.start_run(method=method, facts=facts, **options)  # type: ignore[arg-type]
-            started = Started(run, randomness.public_seed(), opened.id, *opened.head)
+            started = Started(new_run_id(), randomness.public_seed(), opened.id, *opened.head)
             if checkpoint:
                 checkpoint.start(started)
+        _check_ledger(opened, started, checkpoint)
+        if not opened.knows(started.run):
+            variant = str(parameters.get("variant", ""))
+            opened.start_run(method=method, variant=variant, seeded=randomness.seeded, facts=facts, run=started.run)
+            if checkpoint:
+                checkpoint.start(replace(started, length=opened.head[0], hash=opened.head[1]))
         else:
-            plan = _resumed(opened, started, method, plan, facts)
+            plan = _planned(opened, started, method, plan, facts)
+        result = _kept_result(opened, started, checkpoint)
+        if result is None:
             if randomness.seeded and not opened.seeded(started.run):
                 opened.note_seed(started.run)
+            for name in sorted(_own_code(curator_type, opened)):
+                opened.note_own_code(started.run, name)
         curator = curator_type(
             records,
-            plan,
+            # Nothing is left to ask where the result is there.
+            plan if result is None else Plan(plan.budget, ()),
             opened,
             run=started.run,
             randomness=randomness,
@@ -102,22 +116,50 @@ def session(
             tape=tape,
             internal=internal,
         )
-        yield Session(started.run, plan, opened, curator, started.public_seed)
+        yield Session(started.run, plan, opened, curator, started.public_seed, checkpoint, result)
     finally:
         if opened is not ledger:
             opened.close()
 
 
-def _resumed(ledger: Ledger, started: Started, method: str, plan: Plan, facts: Mapping[str, Any]) -> Plan:
-    """The plan of the run that goes on, as the ledger has it, or a refusal."""
+def _own_code(curator_type: type[Curator], ledger: Ledger) -> set[str]:
+    """Names of the classes that are not the project's own."""
+    kinds = ((curator_type, Curator), (curator_type.step_type, Step), (type(ledger), Ledger))
+    return {kind.__name__ for kind, ours in kinds if kind is not ours}
+
+
+def _check_ledger(ledger: Ledger, started: Started, checkpoint: Checkpoint | None) -> None:
+    """Refuse a ledger that is not the run's, or that lacks a charge whose noise may have been drawn."""
     if started.ledger != ledger.id or not ledger.holds(started.length, started.hash):
         raise RunRefused(
             "the checkpoint was written with another ledger, or this one has lost entries. Resume the run with the "
             "ledger it was started with, or start a new run in another folder"
         )
+    head = checkpoint.head if checkpoint else None
+    if head is not None and not ledger.holds(*head):
+        raise RunRefused(
+            "the run has charged more than is on this ledger, which is an older copy. Go on with the ledger that has "
+            "all charges, or start a new run in another folder"
+        )
+
+
+def _kept_result(ledger: Ledger, started: Started, checkpoint: Checkpoint | None) -> Result | None:
+    """What the run has learnt, if it was killed while it ended. All answers in it must be on this ledger."""
+    result = checkpoint.result(started.run) if checkpoint else None
+    if result is None:
+        if ledger.ended(started.run):
+            raise RunRefused("the run of this checkpoint has made its release; start a new run in another folder")
+        return None
+    for name, steps in result.answers.items():
+        check_charged(ledger, started.run, name, steps)
+    if not ledger.ended(started.run):
+        ledger.end_run(started.run)
+    return result
+
+
+def _planned(ledger: Ledger, started: Started, method: str, plan: Plan, facts: Mapping[str, Any]) -> Plan:
+    """The plan of the run as the ledger has it; a refusal where the run was started with another."""
     entry = ledger.run_entry(started.run)
-    if ledger.ended(started.run):
-        raise RunRefused("the run of this checkpoint has ended and made its release; start a new run in another folder")
     given = json.loads(json.dumps(facts))
     before, now = entry["plan"]["budget"], given["plan"]["budget"]
     if (entry["method"], entry["parameters"], before) != (method, given["parameters"], now):

@@ -104,7 +104,7 @@ class Step:
         self._probe(block, draws, None, lambda few: terms.check(model, few))
         (whole,) = self._batches(block, draws, None, None)
         if type(terms) not in (Grouped, Coupled):
-            self._curator._unverified.add(type(terms).__name__)
+            self._curator.note_own_code(type(terms).__name__)
         totals = self._on_private_rows(terms.total, model, whole)
         joined = torch.cat([total.flatten() for total in totals.values()])
         sums = with_noise([("all", joined, terms.bound)], self._noise_multiplier(block))
