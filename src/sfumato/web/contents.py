@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +60,21 @@ class RunSummary:
 def spending(ledger: Path) -> Spending | None:
     """What was spent; ``None`` where there is no ledger yet."""
     try:
-        found = ledger.stat()
+        changed = ledger.stat().st_mtime_ns
     except FileNotFoundError:
         return None
-    return _spending(ledger, found.st_mtime_ns, found.st_size)
+    # Accounting takes a moment, and a training changes its ledger in every step.
+    now, kept = time.monotonic(), _kept.get(ledger)
+    if kept is None or (kept[0] != changed and now - kept[1] > _RENEWED):
+        kept = _kept[ledger] = (changed, now, _spending(ledger))
+    return kept[2]
 
 
-@lru_cache(maxsize=256)
-def _spending(ledger: Path, changed: int, size: int) -> Spending:
-    """Accounting takes a moment; it is done again only when the file has changed."""
+_RENEWED = 3.0  # seconds
+_kept: dict[Path, tuple[int, float, Spending]] = {}
+
+
+def _spending(ledger: Path) -> Spending:
     found = Ledger.read(ledger)
     spent, limit = found.spent(), found.limit
     return Spending(
