@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -128,16 +129,15 @@ class Actions:
         )
         return _to(f"/jobs/{started.id}")
 
-    def _limit(self, ledger: object, choices: Choices, form: Form) -> list[list[str]]:
+    def _limit(self, ledger: Path, choices: Choices, form: Form) -> list[list[str]]:
         """Create the collection's ledger with its limit, if this is the first training; the command that does so."""
-        path = self.workspace.inside(str(self.workspace.folder / "ledgers")) / str(ledger).rpartition("/")[2]
         limit = limit_option(form)
-        if path.exists() or limit is None:
+        if ledger.exists() or limit is None:
             return []
         if limit < choices.epsilon:
             raise Refused("the limit of the collection is less than the ε of this training")
-        Ledger(path, Budget(epsilon=limit, delta=choices.delta, unit=choices.unit)).close()  # type: ignore[arg-type]
-        return [commands.create_ledger(path, choices, limit)]
+        Ledger(ledger, Budget(epsilon=limit, delta=choices.delta, unit=choices.unit)).close()  # type: ignore[arg-type]
+        return [commands.create_ledger(ledger, choices, limit)]
 
     def stop(self, job: str) -> Response:
         """Stop a job as Ctrl-C does; a training keeps its checkpoint."""

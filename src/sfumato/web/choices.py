@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sfumato.web.workspace import NAME, Refused, Workspace
+from sfumato.web.workspace import Refused, Workspace, is_name
 
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 FORMATS = ("folder", "npz", "parquet")
@@ -124,7 +124,7 @@ def suggested(next_command: str) -> dict[str, str]:
 def run_name(form: Form, workspace: Workspace) -> str:
     """The name of a new run."""
     name = form.get("run", "").strip()
-    if not NAME.fullmatch(name) or ".." in name:
+    if not is_name(name):
         raise Refused("a run's name has small letters, digits and hyphens, at most 80 of them")
     if workspace.named("runs", name).exists():
         raise Refused(f"there is a run {name} already; choose another name")
