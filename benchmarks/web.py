@@ -64,7 +64,7 @@ def measure_load(root: Path, *, streams: int, seconds: float, rounds: int) -> di
     with served(root) as server:
         client = Client(server)
         collection = client.finished(client.post("/collections", path="digits.npz"))
-        plan = client.finished(client.post(f"{collection}/plan", method="dp-vae", **FORM))
+        plan = client.post(f"{collection}/plan", **FORM)
         settings = "steps=100000 sampling_rate=0.02"
         job = client.post(f"{plan}/train", method="dp-vae", run="load", settings=settings, limit="1")
         ledger = next((root / "sfumato" / "ledgers").glob("*.jsonl"))

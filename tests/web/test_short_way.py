@@ -24,9 +24,9 @@ def test_from_a_file_to_a_public_page(tmp_path: Path) -> None:
         page.locator("#epsilon").press("ArrowRight")
         assert int(page.locator("#right").inner_text()) > right
         assert page.locator("circle.added").count() == int(page.locator("#right").inner_text()) - 50
-        page.get_by_label("Plan for").select_option("dp-merf")
         page.get_by_role("button", name="Show the plan").click()
         page.wait_for_url("**/plans/*")
+        page.get_by_role("radio", name="dp-merf").check()
         page.get_by_label("name of the run").fill("first")
         page.get_by_label("settings").fill(SMALL)
         page.get_by_role("button", name="Start the training").click()

@@ -164,9 +164,9 @@ def test_stop_go_on_a_killed_server_and_two_browsers(browser: Browser, root: Pat
 
 
 def plan(page: Page, method: str) -> None:
-    page.get_by_label("Plan for").select_option(method)
     page.get_by_role("button", name="Show the plan").click()
     page.wait_for_url("**/plans/*")
+    page.get_by_role("radio", name=method).check()
 
 
 def start(page: Page, name: str, settings: str) -> None:

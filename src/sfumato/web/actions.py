@@ -17,6 +17,7 @@ from sfumato.privacy import Budget, Ledger
 from sfumato.web import commands, contents
 from sfumato.web.choices import Choices, Form, export_options, limit_option, run_name
 from sfumato.web.jobs import ACTIVE, FINAL, Job, Jobs
+from sfumato.web.plans import plan_facts, plans
 from sfumato.web.security import UPLOAD
 from sfumato.web.upload import Limits, receive, unpack
 from sfumato.web.workspace import Refused, Workspace
@@ -89,19 +90,23 @@ class Actions:
         return self.jobs.start("inspect", title, [commands.inspect(path)], collection=name, next=address)
 
     def plan(self, request: Request, name: str) -> Response:
-        """The plan of every method for what was chosen."""
+        """The plan of every method for what was chosen; it is there at once."""
         self._check_number()
-        path = self.workspace.collection(name)
+        found = contents.collection(self.workspace, self.jobs, name)
+        if found.inspection is None:
+            raise Refused("the collection was not inspected yet")
         choices = Choices.from_form(_form(request), self.workspace)
-        job = self.jobs.start(
+        facts = plan_facts(choices, found.inspection)
+        job = self.jobs.record(
             "plan",
-            f"Plans for {path.name} at ε {choices.epsilon:g}",
-            [commands.plan(choices)],
+            f"Plans for {found.path.name} at ε {choices.epsilon:g}",
+            [commands.plan(facts)],
+            plans(facts),
             collection=name,
             choices=choices.to_json(),
             next="/plans/{job}",
         )
-        return _to(f"/jobs/{job.id}")
+        return _to(job.next)
 
     def train(self, request: Request, job: str) -> Response:
         """A training of the method that was chosen from a plan; it waits until device and ledger are free."""
