@@ -28,7 +28,7 @@ def jobs(tmp_path: Path) -> Jobs:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -12,7 +12,7 @@ import pytest
 from sfumato.web.server import HOST
 from web.live import Live, live
 
-REQUESTS = 300
+REQUESTS = 10_000
 
 
 def bad_request(draw: random.Random, server: Live) -> bytes:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 
 PHONE = {"width": 375, "height": 812}
 DESKTOP = {"width": 1280, "height": 900}
-PATIENCE = 400_000
+PATIENCE = 900_000
 # Some seconds of training: long enough to be stopped.
 SLOW = "steps=600 sampling_rate=0.05 width=16"
 
