@@ -31,7 +31,8 @@ from sfumato.web.workspace import NotThere, Refused, Workspace, read_json
 
 ACTIVE = ("queued", "running")
 FINAL = ("done", "failed", "stopped", "interrupted")
-_PATIENCE = 60.0  # seconds in which a worker must have written its first status
+PATIENCE = 300.0
+"""Seconds in which a worker must have started."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,9 @@ class Jobs:
     def start(self, kind: str, title: str, commands: Sequence[Sequence[str]], **facts: Unpack[Facts]) -> Job:
         """Write a job down and start its worker, a process of its own that does not end with the server."""
         job = self._write(kind, title, commands, "queued", facts)
+        # The place in the queue is taken now, and not when the worker has started, which may take its time.
+        ticket = {"locks": list(job.locks), "worker": None}
+        write_json(self.workspace.folder / "queue" / job.id, ticket, private=True)
         self._workers = [worker for worker in self._workers if worker.poll() is None]
         self._workers.append(
             subprocess.Popen(
@@ -192,7 +196,7 @@ def job_state(folder: Path) -> str:
     state = (read_json(folder / "status.json") or status)["state"]
     if state not in ACTIVE:
         return state
-    if "worker" not in status and time.time() - (folder / "status.json").stat().st_mtime < _PATIENCE:
+    if "worker" not in status and time.time() - (folder / "status.json").stat().st_mtime < PATIENCE:
         return state
     return "interrupted"
 
