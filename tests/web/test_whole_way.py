@@ -137,7 +137,7 @@ def test_stop_go_on_a_killed_server_and_two_browsers(browser: Browser, root: Pat
         plan(other, "dp-merf")
         start(page, "slow", SLOW)
         start(other, "second", SMALL)
-        page.get_by_text("training", exact=True).first.wait_for()
+        page.locator("#parts label", has_text="training").wait_for()
         assert other.locator("#state").inner_text() == "queued"
         page.get_by_role("button", name="Stop").click()
         page.get_by_role("button", name="Go on").wait_for()
@@ -147,7 +147,7 @@ def test_stop_go_on_a_killed_server_and_two_browsers(browser: Browser, root: Pat
         page.get_by_role("button", name="Go on").click()
         page.wait_for_url("**/jobs/*")
         assert "--resume" in page.locator(".command pre").inner_text()
-        page.get_by_text("training", exact=True).first.wait_for()
+        page.locator("#parts label", has_text="training").wait_for()
         job = page.url.rpartition("/")[2]
         server.kill()
         status = json.loads((root / "sfumato" / "jobs" / job / "status.json").read_text())
