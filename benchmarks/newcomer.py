@@ -81,8 +81,8 @@ def page(result: dict[str, Any]) -> str:
         "|---|---|---|",
         *(f"| `{step['command']}` | {step['seconds']} | {step['cpu_seconds']} |" for step in steps),
         "",
-        "Measured by `python benchmarks/newcomer.py`; the numbers are in `docs/results/newcomer.json`. The demo takes the",
-        "fastest method; [which method to take](../how-to/choose.md) depends on time and images.",
+        "Measured by `python benchmarks/newcomer.py`; the numbers are in `docs/results/newcomer.json`. The demo takes",
+        "the fastest method; [which method to take](../how-to/choose.md) depends on time and images.",
         "",
     ]
     return "\n".join(lines)
