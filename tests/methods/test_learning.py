@@ -1,8 +1,8 @@
 """Every registered method learns: its images of drawn digits have the labels that were asked for.
 
 The accuracies are stated for small networks, 2,000 digits and a large ε: they say that a method learns what it should
-from its queries, not how good it is. A linear classifier of real digits tells what a synthetic image shows, and a linear
-classifier of synthetic images is tested on real ones; chance is 0.1 for both.
+from its queries, not how good it is. A linear classifier of real digits tells what a synthetic image shows, and a
+linear classifier of synthetic images is tested on real ones; chance is 0.1 for both.
 """
 
 from __future__ import annotations
