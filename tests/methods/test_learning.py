@@ -32,8 +32,8 @@ CERTIFIED: dict[str, tuple[dict[str, object], float, float]] = {
         0.65,
     ),
 }
-# Tests of learning that are elsewhere: on bars and squares for DPAF, GS-WGAN and the parts of DP-Diffusion, on codes for
-# PRIVAE. A flow on pixels (dp-realnvp) is at chance, as its description says. The published forms have experiments.
+# Tests of learning that are elsewhere: on bars and squares for DPAF, GS-WGAN and the parts of DP-Diffusion, on codes
+# for PRIVAE. A flow on pixels (dp-realnvp) is at chance, as its description says. The published forms have experiments.
 ELSEWHERE = {"dp-diffusion", "dpaf", "gs-wgan", "privae", "dp-realnvp"}
 
 
