@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from sfumato.privacy.events import SubsampledGaussian
 from sfumato.privacy.gradients.batch import Batch
+from sfumato.privacy.gradients.microbatches import microbatch_size
+from sfumato.privacy.gradients.performance import Performance
 from sfumato.privacy.gradients.probe import PROBE_ROWS, PROBED
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
@@ -40,6 +43,11 @@ class Batches:
         declared = self._records.declared_size
         return None if declared is None else event.sampling_rate * declared
 
+    def units_in_a_pass(self, event: SubsampledGaussian, *, most: int) -> int:
+        """Units that a function of rows is evaluated on together, from public numbers only."""
+        expected = self.expected_units(event)
+        return microbatch_size(Performance().usual_units(self._device) if expected is None else expected, most=most)
+
     def fetch(
         self,
         event: SubsampledGaussian,
@@ -50,10 +58,13 @@ class Batches:
         draws: int,
         state: PrivateState | None,
         microbatch_size: int | None,
+        padded: bool = False,
     ) -> Iterator[Batch]:
         """The batch in microbatches of units, or of whole shards; an empty batch is one microbatch without rows.
 
         Without a ``microbatch_size`` it comes in one piece, in which every person has the same number of rows.
+        With ``padded``, all microbatches of one width have the same number of units, the last ones of weight 0, so
+        that the shape in which a unit is computed does not depend on the others.
 
         ``draws`` repeats each row with independent randomness; the weights average over the repetitions.
         """
@@ -76,7 +87,11 @@ class Batches:
                 images, labels, ids = (t.repeat_interleave(draws, 0) for t in (images, labels, ids))
                 memory = None if memory is None else memory.repeat_interleave(draws, 0)
                 weight = weight.repeat_interleave(draws, 1)
-            yield Batch(images, labels, self._randomness.draws(ids, number, *label, block), weight, memory, owner)
+            batch = Batch(images, labels, self._randomness.draws(ids, number, *label, block), weight, memory, owner)
+            if padded and microbatch_size is not None and batch.units:
+                full = microbatch_size if event.shards is None else max(1, microbatch_size // units.shape[1])
+                batch = replace(batch.padded(full), owners=owner)
+            yield batch
 
     def random(self, draws: int, state: PrivateState | None, *label: str) -> Batch:
         """A batch of random images, to test a loss or function on without touching a record."""

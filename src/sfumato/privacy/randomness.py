@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -91,12 +92,16 @@ def _words_of(digest: bytes) -> Key:
 
 
 class Randomness:
-    """The run's key and the streams derived from it. ``seed`` fixes the key: for tests, and the card then says so."""
+    """The run's key and the streams derived from it. ``seed`` fixes the key: for tests, and the card then says so.
 
-    def __init__(self, seed: int | None = None) -> None:
+    Where several processes train together, ``share`` hands every one of them the key of the first.
+    """
+
+    def __init__(self, seed: int | None = None, *, share: Callable[[bytes], bytes] | None = None) -> None:
         self.seeded = seed is not None
         self._used: set[bytes] = set()
-        self._key = os.urandom(32) if seed is None else hashlib.blake2b(str(seed).encode(), digest_size=32).digest()
+        key = os.urandom(32) if seed is None else hashlib.blake2b(str(seed).encode(), digest_size=32).digest()
+        self._key = key if share is None else share(key)
 
     def _derived(self, *label: str | int) -> bytes:
         """The 256-bit key of a stream."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sfumato.privacy.curator import Curator
+from sfumato.privacy.distributed import World
 from sfumato.privacy.events import RawAccess, SubsampledGaussian, event_from_json
 from sfumato.privacy.interfaces import Checkpoint, Progress, Started, Tape
 from sfumato.privacy.ledger import Ledger, RunRefused
@@ -66,33 +67,26 @@ def session(
     tape: Tape | None = None,
     internal: bool = False,
 ) -> Iterator[Session]:
-    """Start a run, or go on with the one that the checkpoint names. A ledger that is opened here is closed here."""
-    randomness = Randomness(seed)
+    """Start a run, or go on with the one that the checkpoint names. A ledger that is opened here is closed here.
+
+    Where several processes train together, the first one alone opens the ledger and starts the run; the others count
+    with a copy of the ledger in memory.
+    """
+    world = World.current()
+    randomness = Randomness(seed, share=world.broadcast)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    started = checkpoint.started if checkpoint else None
-    if started is not None and not isinstance(ledger, Ledger) and (ledger is None or not Path(ledger).exists()):
-        raise RunRefused(
-            "the checkpoint belongs to a run whose ledger is not here; without it nobody knows what was spent. "
-            "Give the ledger file of the run, or start a new run in another folder"
-        )
-    opened = ledger if isinstance(ledger, Ledger) else Ledger(ledger, limit=plan.budget)
+    facts = {"parameters": dict(parameters), "plan": plan.to_json(), "device": device.type}
+    begin = _Beginning(ledger, plan, method, facts, randomness, checkpoint)
     try:
-        _check_limit(opened, plan)
-        facts = {"parameters": dict(parameters), "plan": plan.to_json(), "device": device.type}
-        if started is None:
-            options = {"variant": str(parameters.get("variant", "")), "seeded": randomness.seeded}
-            run = opened.start_run(method=method, facts=facts, **options)  # type: ignore[arg-type]
-            started = Started(run, randomness.public_seed(), opened.id, *opened.head)
-            if checkpoint:
-                checkpoint.start(started)
-        else:
-            plan = _resumed(opened, started, method, plan, facts)
-            if randomness.seeded and not opened.seeded(started.run):
-                opened.note_seed(started.run)
+        begun = world.from_first(begin)
+        started = Started(**begun["started"])
+        own = begin.ledger if world.first else Ledger.copied(begun["entries"])
+        if begun["resumed"]:
+            plan = _resumed(own, started, method, plan, facts)
         curator = curator_type(
             records,
             plan,
-            opened,
+            own,
             run=started.run,
             randomness=randomness,
             device=device,
@@ -101,11 +95,66 @@ def session(
             progress=progress,
             tape=tape,
             internal=internal,
+            world=world,
         )
-        yield Session(started.run, plan, opened, curator, started.public_seed)
+        yield Session(started.run, plan, own, curator, started.public_seed)
     finally:
-        if opened is not ledger:
-            opened.close()
+        begin.close()
+
+
+class _Beginning:
+    """Opens the ledger and starts the run, or finds the one that goes on; called in the first process alone."""
+
+    def __init__(
+        self,
+        ledger: Ledger | str | Path | None,
+        plan: Plan,
+        method: str,
+        facts: Mapping[str, Any],
+        randomness: Randomness,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self._given, self._plan, self._method, self._facts = ledger, plan, method, facts
+        self._randomness, self._checkpoint = randomness, checkpoint
+        self._opened: Ledger | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        """The run and the ledger's entries, as JSON has them."""
+        started = self._checkpoint.started if self._checkpoint else None
+        given, resumed = self._given, started is not None
+        if resumed and not isinstance(given, Ledger) and (given is None or not Path(given).exists()):
+            raise RunRefused(
+                "the checkpoint belongs to a run whose ledger is not here; without it nobody knows what was spent. "
+                "Give the ledger file of the run, or start a new run in another folder"
+            )
+        self._opened = given if isinstance(given, Ledger) else Ledger(given, limit=self._plan.budget)
+        _check_limit(self.ledger, self._plan)
+        if started is None:
+            started = self._start()
+        else:
+            _resumed(self.ledger, started, self._method, self._plan, self._facts)
+            if self._randomness.seeded and not self.ledger.seeded(started.run):
+                self.ledger.note_seed(started.run)
+        return {"started": asdict(started), "resumed": resumed, "entries": self.ledger.entries()}
+
+    @property
+    def ledger(self) -> Ledger:
+        if self._opened is None:
+            raise RuntimeError("the ledger is not open")
+        return self._opened
+
+    def _start(self) -> Started:
+        variant = str(self._facts["parameters"].get("variant", ""))
+        seeded = self._randomness.seeded
+        run = self.ledger.start_run(method=self._method, variant=variant, seeded=seeded, facts=self._facts)
+        started = Started(run, self._randomness.public_seed(), self.ledger.id, *self.ledger.head)
+        if self._checkpoint:
+            self._checkpoint.start(started)
+        return started
+
+    def close(self) -> None:
+        if self._opened is not None and self._opened is not self._given:
+            self._opened.close()
 
 
 def _resumed(ledger: Ledger, started: Started, method: str, plan: Plan, facts: Mapping[str, Any]) -> Plan:

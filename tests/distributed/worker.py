@@ -1,0 +1,76 @@
+"""One process of a group: ``python worker.py TASK FOLDER``, with the environment that ``torchrun`` sets.
+
+Every process writes what it found to ``FOLDER/RANK.json``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from conformance.test_methods import CERTIFIED, budget_for
+from sfumato.methods import Method, find
+from sfumato.privacy import PrivateRecords
+from sfumato.privacy.distributed import World
+from sfumato.release.release import Release
+from sfumato.training.distributed import process_group
+from worst_case import worst_case_images
+
+
+def digest(release: Release) -> str:
+    """A hash of the bits of every released tensor and of a few samples."""
+    found = hashlib.sha256()
+    for name, tensor in release.model.state_dict().items():
+        found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+    found.update(release.sample(4, seed=1).images.tobytes())
+    return found.hexdigest()
+
+
+def fitted(method: Method, records: PrivateRecords, *, unit: str = "image") -> str:
+    return digest(method.fit(records, budget_for(method, unit), seed=5, device="cpu"))
+
+
+def few(count: int) -> PrivateRecords:
+    pixels = np.random.default_rng(0).integers(0, 256, (count, 1, 28, 28), dtype=np.uint8)
+    return PrivateRecords(pixels, np.arange(count) % 2, classes=("a", "b"))
+
+
+def every_method(world: World) -> dict[str, Any]:
+    """Every certified method on images, and one on persons."""
+    found = {f"{name} {variant}": fitted(find(name).small(variant), worst_case_images()) for name, variant in CERTIFIED}
+    found["persons"] = fitted(find("dp-vae").small(), worst_case_images(persons=True), unit="person")
+    return found
+
+
+def small_cases(world: World) -> dict[str, Any]:
+    """A gradient method on few records: with four processes at least one has none, and most batches are empty."""
+    method = find("dp-vae").small()
+    rare = type(method)(**{**method.parameters(), "sampling_rate": 1e-6})
+    return {
+        "three records": fitted(method, few(3)),
+        "nobody": fitted(method, few(0)),
+        "no coin comes up": fitted(rare, few(40)),
+        "features": fitted(find("dp-merf").small(), few(20)),
+    }
+
+
+TASKS: dict[str, Callable[[World], dict[str, Any]]] = {"every-method": every_method, "small-cases": small_cases}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    task, folder = sys.argv[1:]
+    with process_group("cpu") as (world, _):
+        found = TASKS[task](world)
+        (Path(folder) / f"{world.rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
