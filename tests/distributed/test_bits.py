@@ -12,8 +12,8 @@ from distributed.processes import run_task
 @pytest.mark.parametrize(
     ("task", "sizes"),
     [
-        ("small-cases", (2,)),
-        pytest.param("small-cases", (3, 4), marks=pytest.mark.long),
+        ("one-method", (2,)),
+        pytest.param("small-cases", (4,), marks=pytest.mark.long),
         pytest.param("every-method", (2, 3, 4), marks=pytest.mark.long),
     ],
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.cli.config import config_text
-from sfumato.cli.console import ProgressBar, remark, say
+from sfumato.cli.console import ProgressBar, remark, say, use_quiet
 from sfumato.cli.options import (
     BudgetOptions,
     Collection,
@@ -53,32 +53,42 @@ def train(
     from sfumato.data import PrivateImages, read
     from sfumato.data.holdout import HoldOut
     from sfumato.training.cost import Cost
+    from sfumato.training.distributed import process_group
     from sfumato.training.run_folder import Run
 
     check_order(data, second, method)
     chosen, device = parameters.configured(method), device_named(device)
+    world, device = context.with_resource(process_group(device))
+    use_quiet(not world.first)
     allowed = budget.budget(persons=reading.names_persons, declared_size=declared_size, ledger=ledger)
     allowed.check_delta(declared_size)
     chosen.plan(allowed)
     run = Run(out, ledger=ledger)
-    run.check(resume=resume)
+    world.from_first(lambda: run.check(resume=resume))
     with ProgressBar() as progress:
         progress.report("reading the images", 0, 0)
-        images = read(data, **reading.for_reader())
+        images = world.in_turn(lambda: read(data, **reading.for_reader()))
     persons = images.persons is not None
     allowed = budget.budget(persons=persons, declared_size=declared_size, ledger=ledger)
     check_unit(allowed, persons=persons, given=budget.unit is not None)
     remark_plan(chosen, chosen.plan(allowed))
     division = None
     if hold_out is not None:
-        division = HoldOut.load(run.hold_out) if resume else HoldOut.drawn(hold_out)
+        drawn = world.from_first(
+            lambda: dataclasses.asdict(HoldOut.load(run.hold_out) if resume else HoldOut.drawn(hold_out))
+        )
+        division = HoldOut(**drawn)
         images, _ = division.split(images)
     private = PrivateImages.from_images(images, declared_size=declared_size)
     facts = {"method": method, "parameters": chosen.parameters(), "budget": allowed.to_json(), "hold_out": hold_out}
-    run.begin({**facts, "reading": _plain(reading)}, resume=resume)
-    if division is not None:
-        division.save(run.hold_out)
-    write_file(run.internal / "command.toml", config_text(context), private=True)
+
+    def begin() -> None:
+        run.begin({**facts, "reading": _plain(reading)}, resume=resume)
+        if division is not None:
+            division.save(run.hold_out)
+        write_file(run.internal / "command.toml", config_text(context), private=True)
+
+    world.from_first(begin)
     cost = Cost(device, resumed=resume)
     try:
         with ProgressBar() as progress:
@@ -93,13 +103,16 @@ def train(
                 command=published_command(chosen, allowed, reading, declared_size),
                 seed=seed,
             )
+        if not world.first:
+            return
         cost.keep(run.internal)
         run.finish(release)
     except KeyboardInterrupt:
         remark(f"\nStopped. {run.ledger} holds what was spent; continue with the same command and --resume.")
         raise typer.Exit(130) from None
     except Exception:
-        run.discard_if_unspent()
+        if world.first:
+            run.discard_if_unspent()
         raise
     say(release.card.sentence)
     say(f"Written: {run.release}")

@@ -8,13 +8,16 @@ their sum over the processes is exact and does not depend on how many there are.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+Result = TypeVar("Result")
 
 _WHOLE = (torch.int64, torch.int32, torch.uint8)
 
@@ -26,9 +29,10 @@ class RankLost(RuntimeError):
 class World:
     """The processes of a run: ``size`` of them, of which this is number ``rank``. One process is a world of its own."""
 
-    def __init__(self, rank: int = 0, size: int = 1, *, device: torch.device | None = None) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, *, device: torch.device | None = None, leads: bool = True) -> None:
         self.rank, self.size = rank, size
         self._device = device or torch.device("cpu")
+        self._leads = leads  # the first process of its machine
 
     @classmethod
     def current(cls) -> World:
@@ -36,7 +40,8 @@ class World:
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
         device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-        return cls(dist.get_rank(), dist.get_world_size(), device=device)
+        leads = int(os.environ.get("LOCAL_RANK", dist.get_rank())) == 0
+        return cls(dist.get_rank(), dist.get_world_size(), device=device, leads=leads)
 
     @property
     def first(self) -> bool:
@@ -85,6 +90,14 @@ class World:
         if "error" in answer:
             raise RankLost(f"the first process stopped with {answer['error']}; its message says why")
         return answer["value"]
+
+    def in_turn(self, make: Callable[[], Result]) -> Result:
+        """What ``make`` returns, after the first process of this machine has called it: it may fill a cache."""
+        if self.size == 1:
+            return make()
+        found = make() if self._leads else None
+        self.all_reduce(torch.zeros(1, dtype=torch.int64))
+        return make() if found is None else found
 
     def _collective(self, run: Callable[[], object]) -> None:
         try:
