@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo test test-long mutants lint browser evidence clean
+.PHONY: demo docs test test-long mutants lint browser evidence clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -23,6 +23,10 @@ lint: $(INSTALLED)
 # Results that are older than the code they measure.
 evidence: $(INSTALLED)
 	$(BIN)/sfumato experiment evidence
+
+# The site in site/, read from disk: open site/index.html. A link or an anchor that leads nowhere is an error.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # The pages are tested in a real browser.
 browser:
@@ -45,4 +49,4 @@ mutants: $(INSTALLED)
 	$(BIN)/python mutants/run.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis demo
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis demo site

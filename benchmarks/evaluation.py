@@ -1,4 +1,4 @@
-"""What evaluation says about real data, and how long it takes. The numbers of docs/evaluation.md come from here.
+"""What evaluation says about real data, and its cost: the numbers of docs/reference/evaluation.md.
 
     python benchmarks/evaluation.py accuracies DATA [--seeds 5]      LR, MLP, CNN trained on the real training split
         [--synthetic FOLDER]                                          … or on what `sfumato sample` wrote there

@@ -66,8 +66,7 @@ def find(result: EvaluationResult, row: str, metric: str, classifier: str | None
     return entry
 
 
-@pytest.fixture(scope="module")
-def result() -> EvaluationResult:
+def evaluated() -> EvaluationResult:
     return evaluate(
         carded(blocks(60, seed=1)),
         blocks(90, seed=2),
@@ -76,6 +75,11 @@ def result() -> EvaluationResult:
         seeds=(4, 5),
         with_inception=False,
     )
+
+
+@pytest.fixture(scope="module")
+def result() -> EvaluationResult:
+    return evaluated()
 
 
 def test_every_value_carries_its_circumstances(result: EvaluationResult) -> None:
@@ -112,14 +116,7 @@ def test_baselines_frame_the_synthetic_row(result: EvaluationResult) -> None:
 
 
 def test_evaluation_is_repeatable(result: EvaluationResult) -> None:
-    again = evaluate(
-        carded(blocks(60, seed=1)),
-        blocks(90, seed=2),
-        blocks(60, seed=3),
-        protocol=QUICK,
-        seeds=(4, 5),
-        with_inception=False,
-    )
+    again = evaluated()
     assert again == result
 
 

@@ -70,11 +70,11 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 def test_the_page_is_up_to_date() -> None:
     """Written by: sfumato reproduce page"""
     results = load_results(DOCS / "results").values()
-    assert (DOCS / "reproduction.md").read_text() == page(by_entry(list(results)))
+    assert (DOCS / "results" / "reproduction.md").read_text() == page(by_entry(list(results)))
 
 
 def test_every_command_on_the_page_names_an_entry() -> None:
-    words = [line.strip("` ").split() for line in (DOCS / "reproduction.md").read_text().splitlines()]
+    words = [line.strip("` ").split() for line in (DOCS / "results" / "reproduction.md").read_text().splitlines()]
     commands = [line for line in words if line[:2] == ["sfumato", "reproduce"] and line[2] not in ("list", "page")]
     assert len(commands) > 20
     for command in commands:

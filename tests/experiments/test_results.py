@@ -17,20 +17,23 @@ ROOT = Path(__file__).parents[2]
 RESULTS = load_results(ROOT / "docs" / "results")
 # Numbers that older pages print without a result file. A number may only decrease; a new page starts at 0.
 UNSOURCED: dict[str, int] = {
-    "docs/advisory.md": 1,
-    "docs/audit.md": 27,
-    "docs/batch-losses.md": 1,
-    "docs/data.md": 1,
-    "docs/evaluation.md": 7,
-    "docs/guarantee.md": 2,
-    "docs/methods/dp-diffusion.md": 1,
-    "docs/methods/dp-lflow.md": 2,
-    "docs/methods/dp2-vae.md": 4,
-    "docs/methods/dpaf.md": 13,
-    "docs/methods/dppm.md": 6,
-    "docs/methods/gs-wgan.md": 2,
-    "docs/methods/privae.md": 11,
-    "docs/report.md": 1,
+    "docs/explanation/batch-losses.md": 1,
+    "docs/explanation/guarantee.md": 2,
+    "docs/how-to/report.md": 1,
+    "docs/reference/advisory.md": 1,
+    "docs/reference/audits.md": 1,
+    "docs/reference/data.md": 1,
+    "docs/reference/evaluation.md": 2,
+    "docs/reference/methods/dpaf.md": 2,
+    "docs/reference/methods/dppm.md": 1,
+    "docs/results/audits.md": 26,
+    "docs/results/methods/dp-lflow.md": 2,
+    "docs/results/methods/dp2-vae.md": 4,
+    "docs/results/methods/dpaf.md": 11,
+    "docs/results/methods/dppm.md": 5,
+    "docs/results/methods/gs-wgan.md": 2,
+    "docs/results/methods/privae.md": 11,
+    "docs/results/real-data.md": 5,
 }
 
 
@@ -54,7 +57,7 @@ def test_persons_and_images_are_never_pooled() -> None:
     rows = compared(paper, paper.entries["table-2"], RESULTS["dp-lflow-table-2-full"].rows)
     faces = [row.ours for row in rows if row.setting.name == "DP-LFlow" and row.case.data == "celeba-gender-32"]
     assert [(row.unit, round(row.values["CNN"].mean, 1)) for row in faces if row] == [("image", 64.5), ("person", 58.1)]
-    text = (ROOT / "docs" / "reproduction.md").read_text()
+    text = (ROOT / "docs" / "results" / "reproduction.md").read_text()
     assert "61.3 ± 4.6" not in text
 
 
@@ -80,7 +83,7 @@ def test_a_changed_digit_is_noticed() -> None:
 def test_every_measured_number_has_a_source(path: Path) -> None:
     """A number with a deviation or a percent sign is rendered from a result file, but for those counted above."""
     name = path.relative_to(ROOT).as_posix()
-    if name == "docs/reproduction.md":
+    if name == "docs/results/reproduction.md":
         return  # rendered as a whole, and compared by the test of the catalogue
     found = unsourced_numbers(path.read_text(encoding="utf-8"))
     assert len(found) <= UNSOURCED.get(name, 0), found

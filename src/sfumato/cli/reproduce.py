@@ -75,7 +75,7 @@ def list_command(
 def page_command(
     *,
     results: ResultsFolder = RESULTS,
-    out: Annotated[Path, typer.Option(help="The Markdown file to write.")] = Path("docs/reproduction.md"),
+    out: Annotated[Path, typer.Option(help="The Markdown file to write.")] = Path("docs/results/reproduction.md"),
 ) -> None:
     """Write the page about all entries from the result files in a folder."""
     from sfumato.experiments.results import load_results

@@ -1,4 +1,4 @@
-"""``docs/reproduction.md``: the state of all entries, made from result files and the papers' entries alone."""
+"""``docs/results/reproduction.md``: the state of all entries, made from result files and the papers' entries alone."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ _HEADINGS = ("data", "unit", "setting", "paper's ε", "… holds at", "our ε", 
 
 _HEAD = """# The papers' tables and figures
 
-    sfumato reproduce list                                    # all {count}: cost here, and whether it runs
-    sfumato reproduce dp-lflow table-1 --data DATA            # the paper's size
-    sfumato reproduce dp-lflow table-1 --data DATA --scale small    # a check that it runs
-    sfumato reproduce page                                    # writes this page from docs/results
+<!-- gpu -->
+```sh
+sfumato reproduce list                                    # all {count}: cost here, and whether it runs
+sfumato reproduce dp-lflow table-1 --data DATA            # the paper's size
+sfumato reproduce dp-lflow table-1 --data DATA --scale small    # a check that it runs
+sfumato reproduce page                                    # writes this page from docs/results
+```
 
 An entry is data: a TOML file for each paper in `src/sfumato/experiments/papers/`. `DATA` is the folder with the
 datasets, each in a folder of its name: `mnist` and `fashion-mnist` (idx files), `celeba` (parquet files);

@@ -120,34 +120,16 @@ class Convolution(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         g = self.geometry
-        y = torch.convolution(
-            side_by_side(x, self.stack),
-            self.weight,
-            self.bias,
-            g.stride,
-            g.padding,
-            g.dilation,
-            g.transposed,
-            g.output_padding,
-            g.groups * self.stack,
-        )
+        settings = (g.stride, g.padding, g.dilation, g.transposed, g.output_padding, g.groups * self.stack)
+        y = torch.convolution(side_by_side(x, self.stack), self.weight, self.bias, *settings)
         return one_after_another(y, self.stack)
 
     def input_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
         g = self.geometry
-        found, _, _ = torch.ops.aten.convolution_backward(
-            side_by_side(gradient, self.stack),
-            side_by_side(x, self.stack),
-            self.weight,
-            None,
-            g.stride,
-            g.padding,
-            g.dilation,
-            g.transposed,
-            g.output_padding,
-            g.groups * self.stack,
-            [True, False, False],
-        )
+        settings = (g.stride, g.padding, g.dilation, g.transposed, g.output_padding, g.groups * self.stack)
+        gradient, x = side_by_side(gradient, self.stack), side_by_side(x, self.stack)
+        wanted = [True, False, False]
+        found, _, _ = torch.ops.aten.convolution_backward(gradient, x, self.weight, None, *settings, wanted)
         return one_after_another(found, self.stack)
 
     def note(self, record: Record, x: Tensor, gradient: Tensor) -> None:

@@ -1,0 +1,90 @@
+"""Every block of the documentation runs, at a small size."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from documentation.blocks import INSTALLING, NOT_RUN, ROOT, blocks, make_collection, pages, sfumato, smaller
+from sfumato.cli import demonstration
+from sfumato.methods import DPMERF
+
+WITH_BLOCKS = [page for page in pages() if any(block.language in ("sh", "python") for block in blocks(page))]
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", pages(), ids=name)
+def test_a_block_has_a_language_and_a_known_tag(page: Path) -> None:
+    for block in blocks(page):
+        assert block.language in ("sh", "python", "text", "json", "toml", "css"), block.body
+        assert block.tag in ("", *NOT_RUN), block.tag
+        assert block.language != "sh" or block.tag != "fragment", "commands are run unless they need a GPU or a cluster"
+    assert "\n    sfumato " not in page.read_text(encoding="utf-8").replace("```", ""), (
+        "commands stand in fenced blocks"
+    )
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a collection, a run and synthetic images, copied for each page."""
+    folder = tmp_path_factory.mktemp("prepared")
+    make_collection(folder / "xrays")
+    words = ["sfumato", "train", str(folder / "xrays"), "--method", "dp-merf", "--epsilon", "3", "--hold-out", "0.2"]
+    assert sfumato(smaller([*words, "--out", str(folder / "run")])) == 0
+    assert (
+        sfumato(smaller(["sfumato", "sample", str(folder / "run"), "--out", str(folder / "synthetic"), "--count", "9"]))
+        == 0
+    )
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=name)
+def test_the_blocks_of_a_page_run(page: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(demonstration, "DIGITS", 400)
+    monkeypatch.setattr(demonstration, "best_method", DPMERF.small)
+    shutil.copytree(prepared / "xrays", tmp_path / "xrays")
+    shutil.copytree(prepared / "xrays", tmp_path / "DATA")
+    if "<!-- needs: run -->" in page.read_text(encoding="utf-8"):
+        for folder in ("run", "synthetic"):
+            shutil.copytree(prepared / folder, tmp_path / folder)
+    names: dict[str, object] = {"__name__": "__page__"}
+    for block in blocks(page):
+        if block.tag in NOT_RUN:
+            continue
+        if block.language == "python":
+            _python(block.body, names)
+        elif block.language == "sh":
+            for words in block.commands():
+                if words[0] not in INSTALLING:
+                    assert words[0] == "sfumato", words
+                    assert sfumato(smaller(words)) == 0, words
+
+
+def _python(body: str, names: dict[str, object]) -> None:
+    """Run a block; one that begins with the name of a file is written to that file."""
+    first = body.splitlines()[0]
+    if first.startswith("# ") and first.endswith(".py"):
+        file = Path(first[2:])
+        file.write_text(body, encoding="utf-8")
+        sys.modules.pop(file.stem, None)
+        importlib.invalidate_caches()
+        return
+    exec(compile(_smaller_python(body), "<page>", "exec"), names)
+
+
+def _smaller_python(body: str) -> str:
+    """The same code with small methods and few samples."""
+    for usual in ("DP2VAE", "DPMERF", "DPLFlow", "DPPM"):
+        body = body.replace(f"sf.{usual}()", f"sf.{usual}.small()")
+    return body.replace("60_000", "60").replace("10_000", "60").replace("1_000", "60")
