@@ -28,20 +28,25 @@ def png(pixels: np.ndarray) -> bytes:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two parquet files of 20,000 and 13,000 small images with persons, in row groups of 3,000."""
+    """Two parquet files of 400 and 260 small images with persons, in row groups of 60."""
     folder = tmp_path_factory.mktemp("shards")
     rng = np.random.default_rng(0)
     kinds = [png(rng.integers(0, 256, (4, 4), dtype=np.uint8)) for _ in range(50)]
-    for number, rows in enumerate((20_000, 13_000)):
+    for number, rows in enumerate((400, 260)):
         table = pa.table(
             {
                 "image": [{"bytes": kinds[row % 50], "path": None} for row in range(rows)],
                 "label": pa.array(np.arange(rows) % 3),
-                "person": pa.array([f"p{row * 7 % 900}" for row in range(rows)]),
+                "person": pa.array([f"p{row * 7 % 90}" for row in range(rows)]),
             }
         )
-        pq.write_table(table, folder / f"train-{number:05d}-of-00002.parquet", row_group_size=3000)
+        pq.write_table(table, folder / f"train-{number:05d}-of-00002.parquet", row_group_size=60)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_module, "PART", 256)
 
 
 def arrays(images: Images) -> list[np.ndarray]:
@@ -65,12 +70,16 @@ def test_a_bad_record_is_refused_and_leaves_nothing(shards: Path, tmp_path: Path
         read(shards, cache=tmp_path, workers=2, classes=2)
     assert list(tmp_path.iterdir()) == []
     skipped = read(shards, cache=tmp_path, workers=2, classes=2, skip_bad=True, internal=True)
-    assert len(skipped.labels) == 22_000 and len(skipped.skipped) == 1000
+    assert len(skipped.labels) == 267 + 174 and len(skipped.skipped) == 133 + 86
 
 
 @pytest.mark.long
 def test_a_killed_reading_goes_on_where_it_was(shards: Path, tmp_path: Path) -> None:
-    program = f"from sfumato.data import read; read({str(shards)!r}, cache={str(tmp_path)!r}, workers=2, classes=3)"
+    program = f"""
+from sfumato.data import parallel, read
+parallel.PART = 256
+read({str(shards)!r}, cache={str(tmp_path)!r}, workers=2, classes=3)
+"""
     process = subprocess.Popen([sys.executable, "-c", program])
     while not any(tmp_path.glob("reading-*/[0-9]*[0-9]")):
         assert process.poll() is None

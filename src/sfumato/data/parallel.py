@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 PART = 1 << 14
 """Records of one part: what is read again, at most, by each process after a kill."""
 
-_LEAST = 2 * PART  # records for which it pays to start processes
-
 
 class Workers:
     """The processes that read; by default one for each core that this process may use."""
@@ -47,7 +45,7 @@ class Workers:
 
     def pay(self, source: Source) -> bool:
         """Whether this collection is read in several processes."""
-        return self._count > 1 and (source.count() or 0) >= _LEAST
+        return self._count > 1 and (source.count() or 0) >= 2 * PART
 
     def read(
         self, path: Path, reading: Reading, classes: tuple[str, ...], writer: Writer, kept: Path, source: Source
@@ -59,7 +57,8 @@ class Workers:
         count = source.count() or 0
         starts = range(0, count, PART)
         private_folder(kept)
-        settings = {"path": str(path), "reading": _plain(asdict(reading)), "classes": classes, "folder": str(kept)}
+        settings = {"path": str(path), "reading": _plain(asdict(reading)), "classes": classes}
+        settings |= {"folder": str(kept), "size": PART}
         try:
             self._decode([start for start in starts if not (kept / str(start)).exists()], settings, len(starts))
             skipped = list(_joined([kept / str(start) for start in starts], reading, writer))

@@ -15,7 +15,6 @@ from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, from_system
 from sfumato.data.gather import gather
 from sfumato.data.labels import Labels
-from sfumato.data.parallel import PART
 from sfumato.data.persons import Persons
 from sfumato.data.reader import Reading, open_source, silent_decoders
 from sfumato.data.source import Selection
@@ -60,14 +59,14 @@ class PartReader:
         self._source = open_source(Path(settings["path"]), self._reading)
         classes = tuple(settings["classes"])
         self._labels = Labels(self._source, self._reading.selection, infer=False, classes=classes)
-        self._folder = Path(settings["folder"])
+        self._folder, self._size = Path(settings["folder"]), int(settings["size"])
 
     def decode(self, start: int) -> None:
         """Decode the records from ``start`` on into a folder of this name."""
         folder = self._folder / f"{start}.new"
         shutil.rmtree(folder, ignore_errors=True)
         rows = PartRows(folder)
-        records = self._source.part(start, start + PART)
+        records = self._source.part(start, start + self._size)
         skipped = gather(records, self._reading, self._labels, Persons(self._reading.selection).name, rows)
         rows.finish(skipped, start)
 
@@ -84,6 +83,10 @@ def _reading(plain: dict[str, Any]) -> Reading:
     return Reading(**{**plain, **parts})
 
 
+def _told(error: BadInput) -> dict[str, str]:
+    return {"rule": error.rule, "advice": error.advice, "detail": error.detail}
+
+
 def main() -> None:
     """Answer every line that comes in."""
     reader: PartReader | None = None
@@ -96,12 +99,11 @@ def main() -> None:
                     reader = PartReader(settings)
                     continue
                 reader.decode(int(message))
-            answer = None
+            answer: dict[str, str] | None = None
         except BadInput as error:
-            answer = {"rule": error.rule, "advice": error.advice, "detail": error.detail}
-        except OSError as system:
-            error = from_system(system)
-            answer = {"rule": error.rule, "advice": error.advice, "detail": error.detail}
+            answer = _told(error)
+        except OSError as error:
+            answer = _told(from_system(error))
         print(json.dumps(answer), flush=True)
 
 
