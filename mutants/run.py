@@ -7,6 +7,7 @@ Exit status 1 if a defect survives, or if a patch no longer applies.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -70,18 +71,23 @@ def main() -> int:
     """Run the list and print one line for each defect."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="Run defects whose file or description contains this text.")
-    only = parser.parse_args().only
-    chosen = [mutant for mutant in chosen_mutants() if only in f"{mutant.file} {mutant.defect}"]
-    bad = 0
+    parser.add_argument("--out", type=Path, help="Write what became of each defect to this JSON file.")
+    options = parser.parse_args()
+    chosen = [mutant for mutant in chosen_mutants() if options.only in f"{mutant.file} {mutant.defect}"]
+    results = []
     with tempfile.TemporaryDirectory() as temporary:
         copy = copied(Path(temporary))
         for mutant in chosen:
             found = survives(mutant, copy)
             state = "does not apply" if found is None else "SURVIVES" if found else "caught"
-            bad += found is not False
+            results.append({"defect": mutant.defect, "file": mutant.file, "test": mutant.test, "result": state})
             print(f"{state}: {mutant.file}: {mutant.defect} ({mutant.test})", flush=True)
-    print(f"{len(chosen) - bad} of {len(chosen)} caught")
-    return int(bad > 0)
+    caught = sum(result["result"] == "caught" for result in results)
+    print(f"{caught} of {len(chosen)} caught")
+    if options.out:
+        found = {"chosen": len(chosen), "caught": caught, "mutants": results}
+        options.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return int(caught < len(chosen))
 
 
 if __name__ == "__main__":

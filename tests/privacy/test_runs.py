@@ -106,11 +106,21 @@ def test_a_run_is_not_resumed_with_a_shortened_ledger(killed: tuple[Path, Folder
         fit(METHOD, ledger, checkpoint)
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_a_finished_run_is_not_run_again_from_its_checkpoint(tmp_path: Path, in_memory: bool) -> None:
-    ledger, checkpoint = None if in_memory else tmp_path / "ledger", FolderCheckpoint(tmp_path / "checkpoint")
-    assert fit(DPMERF.small(), ledger, checkpoint).card.certified
+def test_a_finished_run_is_not_run_again_from_its_checkpoint(tmp_path: Path) -> None:
+    """Without its ledger it is refused; with it, the same release is made again and nothing is asked."""
+    checkpoint = FolderCheckpoint(tmp_path / "in memory")
+    assert fit(DPMERF.small(), None, checkpoint).card.certified
     with pytest.raises(RunRefused, match="start a new run"):
+        fit(DPMERF.small(), None, checkpoint)
+    ledger, checkpoint = tmp_path / "ledger", FolderCheckpoint(tmp_path / "checkpoint")
+    first = fit(DPMERF.small(), ledger, checkpoint)
+    entries = ledger.read_bytes()
+    again = fit(DPMERF.small(), ledger, checkpoint)
+    assert ledger.read_bytes() == entries and replace(again.card, made="") == replace(first.card, made="")
+    tensors = zip(first.model.state_dict().values(), again.model.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in tensors)
+    next(checkpoint.folder.glob("result *")).unlink()
+    with pytest.raises(RunRefused, match="has made its release; start a new run"):
         fit(DPMERF.small(), ledger, checkpoint)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.cli.console import print_json, print_table, say
-from sfumato.cli.options import BudgetOptions, Json
+from sfumato.cli.options import BudgetOptions, Json, signing_key
 from sfumato.cli.plan import QUERY_HEADINGS, query_rows
 
 if TYPE_CHECKING:
@@ -22,10 +22,17 @@ def ledger(
     *,
     create: Annotated[bool, typer.Option("--create", help="Start a ledger for several runs.")] = False,
     budget: BudgetOptions,
-    release: Annotated[Path | None, typer.Option(help="Check that this release's spending is on the ledger.")] = None,
+    release: Annotated[
+        Path | None, typer.Option(help="Check that this release's spending is on the ledger, and its signature.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="The public ed25519 key (PEM) that must have signed it.")] = None,
+    sign: Annotated[Path | None, typer.Option(help="Sign the release with this ed25519 key (PEM).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show, verify or create a collection's ledger. Exit status 1 if the release's spending is not on it."""
+    """Show, verify or create a collection's ledger.
+
+    Exit status 1 if the release's spending is not on the ledger, or its signature does not hold.
+    """
     from sfumato.privacy import Ledger
 
     if create:
@@ -34,16 +41,18 @@ def ledger(
         Ledger(path, budget.budget()).close()
     elif budget != BudgetOptions():
         raise ValueError("--epsilon, --delta and --unit belong to --create; an existing ledger has its own")
-    facts = _facts(Ledger.read(path), release)
+    if release is None and (key is not None or sign is not None):
+        raise ValueError("--key and --sign belong to --release, which names the release that they are about")
+    facts = _facts(Ledger.read(path), release, key, sign)
     if as_json:
         print_json(facts)
     else:
         _say(facts, release)
-    if facts.get("holds_release") is False:
+    if facts.get("holds_release") is False or facts.get("signature_error"):
         raise typer.Exit(1)
 
 
-def _facts(found: Ledger, release: Path | None) -> dict[str, Any]:
+def _facts(found: Ledger, release: Path | None, key: Path | None, sign: Path | None) -> dict[str, Any]:
     from sfumato.privacy import Budget
     from sfumato.release.card import rounded_up
 
@@ -61,9 +70,24 @@ def _facts(found: Ledger, release: Path | None) -> dict[str, Any]:
     if release is not None:
         from sfumato.training.run_folder import release_folder
 
-        head = json.loads((release_folder(release) / "card.json").read_text())["ledger_head"]
+        folder = release_folder(release)
+        head = json.loads((folder / "card.json").read_text())["ledger_head"]
         facts["holds_release"] = found.holds(head["length"], head["hash"])
+        if sign is not None and facts["holds_release"]:
+            signing_key(sign).sign(folder)  # type: ignore[union-attr]
+        facts |= _signature(folder, key)
     return facts
+
+
+def _signature(folder: Path, key: Path | None) -> dict[str, Any]:
+    """Who signed the release, or why its signature does not hold."""
+    from sfumato.release.signature import BadSignature, read_public_key, verify
+
+    try:
+        signer = verify(folder, public_key=None if key is None else read_public_key(key))
+    except BadSignature as error:
+        return {"signed_by": None, "signature_error": str(error)}
+    return {"signed_by": signer, "signer_checked": key is not None}
 
 
 def _say(facts: dict[str, Any], release: Path | None) -> None:
@@ -78,3 +102,8 @@ def _say(facts: dict[str, Any], release: Path | None) -> None:
         say(f"The spending of {release} is on this ledger.")
     elif facts.get("holds_release") is False:
         say(f"The spending of {release} is NOT on this ledger.")
+    if facts.get("signature_error"):
+        say(f"The signature does NOT hold: {facts['signature_error']}.")
+    elif facts.get("signed_by"):
+        unknown = "" if facts["signer_checked"] else "; --key PUBLIC.pem checks whose key that is"
+        say(f"Card, weights and ledger head are signed by the key {facts['signed_by']}{unknown}.")

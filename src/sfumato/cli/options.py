@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sfumato.methods import Method
     from sfumato.privacy import AnyBudget
     from sfumato.privacy.budget import Unit
+    from sfumato.release.signature import SigningKey
 
 # Torch is imported where it is used: ``sfumato --help`` need not wait for it.
 
@@ -216,6 +217,17 @@ def device_named(name: str) -> str:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {name}: this machine has no CUDA device that torch can use; choose --device cpu")
     return name
+
+
+def signing_key(path: Path | None) -> SigningKey | None:
+    """The key that signs a release; the password of an encrypted one is asked for."""
+    from sfumato.release.signature import SigningKey
+
+    if path is None:
+        return None
+    encrypted = b"ENCRYPTED" in path.read_bytes()
+    password = typer.prompt("Password of the key", hide_input=True, err=True) if encrypted else None
+    return SigningKey.read(path, password=password)
 
 
 @dataclass(frozen=True)

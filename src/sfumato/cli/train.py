@@ -12,6 +12,7 @@ import typer
 
 from sfumato.cli.config import config_text
 from sfumato.cli.console import ProgressBar, remark, say, use_quiet
+from sfumato.cli.minutes import for_minutes
 from sfumato.cli.options import (
     BudgetOptions,
     Collection,
@@ -20,6 +21,7 @@ from sfumato.cli.options import (
     MethodOptions,
     ReadingOptions,
     device_named,
+    signing_key,
 )
 from sfumato.cli.plan import remark_plan
 from sfumato.files import write_file
@@ -44,9 +46,13 @@ def train(
     hold_out: Annotated[
         float | None, typer.Option(help="Hold out this share of the units at random, for 'evaluate --held-out'.")
     ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="Plan steps for this time on this device (dp-diffusion).")
+    ] = None,
     device: Device = "auto",
     max_images_per_unit: Annotated[int, typer.Option(min=1, help="Images of one person in a step, at most.")] = 16,
     declared_size: Annotated[int | None, typer.Option(min=1, help="The number of units, roughly, made public.")] = None,
+    sign: Annotated[Path | None, typer.Option(help="Sign the release with this ed25519 key (PEM).")] = None,
     reading: ReadingOptions,
 ) -> None:
     """Learn from a private collection and write a release."""
@@ -57,6 +63,7 @@ def train(
     from sfumato.training.run_folder import Run
 
     check_order(data, second, method)
+    key = signing_key(sign)
     chosen, device = parameters.configured(method), device_named(device)
     world, device = context.with_resource(process_group(device))
     use_quiet(not world.first)
@@ -67,10 +74,18 @@ def train(
     world.from_first(lambda: run.check(resume=resume))
     with ProgressBar() as progress:
         progress.report("reading the images", 0, 0)
-        images = world.in_turn(lambda: read(data, **reading.for_reader()))
+        options = reading.for_reader()
+        options["progress"] = progress.per_cent
+        images = world.in_turn(lambda: read(data, **options))
     persons = images.persons is not None
     allowed = budget.budget(persons=persons, declared_size=declared_size, ledger=ledger)
     check_unit(allowed, persons=persons, given=budget.unit is not None)
+    if minutes is not None:
+        if world.size > 1:
+            raise ValueError("--minutes times the steps of one process; give --set steps=... where several train")
+        chosen = for_minutes(
+            chosen, minutes, images, declared_size=declared_size, device=device, run=run, resume=resume
+        )
     remark_plan(chosen, chosen.plan(allowed))
     division = None
     if hold_out is not None:
@@ -80,7 +95,14 @@ def train(
         division = HoldOut(**drawn)
         images, _ = division.split(images)
     private = PrivateImages.from_images(images, declared_size=declared_size)
-    facts = {"method": method, "parameters": chosen.parameters(), "budget": allowed.to_json(), "hold_out": hold_out}
+    facts: dict[str, Any] = {
+        "method": method,
+        "parameters": chosen.parameters(),
+        "budget": allowed.to_json(),
+        "hold_out": hold_out,
+    }
+    facts |= {"data": str(data.resolve()), "ledger": str(run.ledger.resolve()), "seed": seed}
+    facts |= {"declared_size": declared_size, "max_images_per_unit": max_images_per_unit}
 
     def begin() -> None:
         run.begin({**facts, "reading": _plain(reading)}, resume=resume)
@@ -106,7 +128,7 @@ def train(
         if not world.first:
             return
         cost.keep(run.internal)
-        run.finish(release)
+        run.finish(release, key=key)
     except KeyboardInterrupt:
         remark(f"\nStopped. {run.ledger} holds what was spent; continue with the same command and --resume.")
         raise typer.Exit(130) from None

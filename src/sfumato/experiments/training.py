@@ -184,8 +184,6 @@ def _train(training: TrainingSpec, conditions: Conditions, train: Images) -> Non
     run = Run(training.folder(conditions.out))
     budget = training.budget(conditions)
     begun = (run.internal / "run.json").exists()
-    for torn in run.folder.glob(".release-*"):
-        shutil.rmtree(torn)
     facts = {"method": training.method.name, "parameters": training.method.parameters(), "budget": budget.to_json()}
     run.begin(facts, resume=begun)
     cost = Cost(conditions.device, resumed=begun)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -27,7 +27,7 @@ from sfumato.privacy import (
     SubsampledGaussian,
 )
 from sfumato.privacy.interfaces import Tape
-from sfumato.privacy.session import session
+from sfumato.privacy.session import Session, session
 from sfumato.release.card import make_card
 from sfumato.release.release import Release
 from sfumato.training.checkpoint import FolderCheckpoint
@@ -161,10 +161,7 @@ class Method(ABC):
             internal=internal,
         )
         with running as run:
-            with torch.random.fork_rng(), _tf32_products(run.curator.device):
-                torch.manual_seed(run.public_seed)
-                model, counts = self.fit_networks(run.curator)
-            run.end()
+            tensors, counts = self._trained(run)
             card = make_card(
                 method=self.identifier(),
                 paper=self.paper,
@@ -175,7 +172,7 @@ class Method(ABC):
                 reasons=run.reasons(),
                 shape=private.shape,
                 classes=private.classes,
-                counts=None if counts is None else counts.values.tolist(),
+                counts=counts,
                 declared_size=private.declared_size,
                 max_images_per_unit=max_images_per_unit,
                 device=str(run.curator.device),
@@ -183,7 +180,18 @@ class Method(ABC):
                 claim=self.claim(),
             )
         # Built anew from its parameters: nothing that the training left on the object crosses into the release.
-        return Release(type(self)(**parameters), model.state_dict(), card)
+        return Release(type(self)(**parameters), tensors, card)
+
+    def _trained(self, run: Session) -> tuple[Mapping[str, Tensor], Sequence[float] | None]:
+        """The trained tensors and noisy class counts, or those that a run kept before it was killed while it ended."""
+        if run.result is not None:
+            return run.result.tensors, run.result.counts
+        with torch.random.fork_rng(), _tf32_products(run.curator.device):
+            torch.manual_seed(run.public_seed)
+            model, noisy = self.fit_networks(run.curator)
+        tensors, counts = model.state_dict(), None if noisy is None else noisy.values.tolist()
+        run.end(tensors, counts)
+        return tensors, counts
 
     @classmethod
     def configured(cls, settings: Mapping[str, Any]) -> Self:

@@ -100,7 +100,6 @@ class Curator:
         self._internal = internal
         self._charges = 0
         self._answers: dict[str, int] = {}
-        self._unverified: set[str] = set()
         self._next: dict[str, int] = {}
         self._opened = False
         self._probed: set[tuple[str, str]] = set()
@@ -222,28 +221,25 @@ class Curator:
     def close(self) -> None:
         """Drop the references to the data, and check that every answer in use is on the ledger."""
         for name, count in self._answers.items():
-            self._check_charged(name, count)
+            check_charged(self._ledger, self._run, name, count)
         del self._records, self._units, self._batches
         self._states.clear()
 
+    def note_own_code(self, name: str) -> None:
+        """Write on the ledger that a class outside the trusted base takes part in the answers."""
+        self._ledger.note_own_code(self._run, name)
+
     def _charge(self, event: SubsampledGaussian) -> None:
         self._ledger.charge(self._run, event.times(1))
+        if self._checkpoint:
+            self._checkpoint.charged(*self._ledger.head)
         self._charges += 1
         self._answers[event.name] = self._answers.get(event.name, 0) + 1
 
     def _use(self, name: str, steps: int) -> None:
         """Take over the answers of ``steps`` steps from a checkpoint."""
-        self._check_charged(name, steps)
+        check_charged(self._ledger, self._run, name, steps)
         self._answers[name] = max(steps, self._answers.get(name, 0))
-
-    def _check_charged(self, name: str, steps: int) -> None:
-        charged = self._ledger.charged_steps(self._run, name)
-        if steps > charged:
-            raise RunRefused(
-                f"{steps} answers of {name!r} are in use and {charged} are charged on this ledger: it is an older "
-                "copy, or the checkpoint belongs to another ledger. Go on with the ledger that has charged them all, "
-                "or start a new run"
-            )
 
     def _release(self, query: Query) -> Tensor:
         """The noisy answer; with a tape, the answer that the tape returns for it."""
@@ -251,3 +247,14 @@ class Curator:
         if self._tape is not None:
             answer = self._tape.exchange(query, answer, charges=self._charges).to(answer.device)
         return answer
+
+
+def check_charged(ledger: Ledger, run: str, name: str, steps: int) -> None:
+    """Refuse answers that are in use and not on the ledger."""
+    charged = ledger.charged_steps(run, name)
+    if steps > charged:
+        raise RunRefused(
+            f"{steps} answers of {name!r} are in use and {charged} are charged on this ledger: it is an older "
+            "copy, or the checkpoint belongs to another ledger. Go on with the ledger that has charged them all, "
+            "or start a new run"
+        )

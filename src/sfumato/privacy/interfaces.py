@@ -20,7 +20,11 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Started:
-    """What a checkpoint remembers of its run: the run, the ledger that holds it, and the ledger's head at that time."""
+    """What a checkpoint remembers of its run: the run, the ledger that holds it, and the ledger's head at that time.
+
+    It is written twice: with the head before the run's entry, and with the head after it. So a crash in between
+    leaves a run that goes on under the same id, and a ledger that was cut back to before the run is noticed.
+    """
 
     run: str
     public_seed: int
@@ -29,12 +33,31 @@ class Started:
     hash: str
 
 
+@dataclass(frozen=True)
+class Result:
+    """What a run has learnt, kept before the run ends, so that a crash after that cannot lose its release."""
+
+    tensors: Mapping[str, Tensor]
+    counts: tuple[float, ...] | None
+    answers: Mapping[str, int]
+    """How many answers of each event are in it; all of them must be on the ledger that its card is made from."""
+
+
 class Checkpoint(Protocol):
-    """Keeps what a run needs to go on after a crash: released answers, public objects and private state."""
+    """Keeps what a run needs to go on after a crash: released answers, public objects and private state.
+
+    ``charged`` is called after every charge and before its noise is drawn, so that an older copy of the ledger is
+    known by the charges that it lacks.
+    """
 
     @property
     def started(self) -> Started | None: ...
     def start(self, started: Started) -> None: ...
+    @property
+    def head(self) -> tuple[int, str] | None: ...
+    def charged(self, length: int, digest: str) -> None: ...
+    def result(self, run: str) -> Result | None: ...
+    def save_result(self, run: str, result: Result) -> None: ...
     def restore(self, name: str, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> int: ...
     def save(self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> None: ...
     def answer(self, name: str) -> Tensor | None: ...

@@ -112,17 +112,27 @@ class Ledger:
 
     def run_entry(self, run: str) -> dict[str, Any]:
         """What was written down when the run started; refuses a run that this ledger does not know."""
-        for entry in self._of(run):
-            if entry["kind"] == "run":
-                return entry
+        if (entry := self._started(run)) is not None:
+            return entry
         raise RunRefused(
             f"run {run} is not on this ledger, so that its answers were charged elsewhere or never. "
             "Resume it with the ledger it was started with, or start a new run"
         )
 
+    def knows(self, run: str) -> bool:
+        """Whether the run was started on this ledger."""
+        return self._started(run) is not None
+
+    def _started(self, run: str) -> dict[str, Any] | None:
+        return next((entry for entry in self._of(run) if entry["kind"] == "run"), None)
+
     def seeded(self, run: str) -> bool:
         """Whether any part of the run drew its noise from a fixed seed."""
         return any(entry["kind"] == "seeded" or entry.get("seeded") for entry in self._of(run))
+
+    def own_code(self, run: str) -> set[str]:
+        """Names of classes outside the trusted base that answered queries of the run."""
+        return {entry["name"] for entry in self._of(run) if entry["kind"] == "own code"}
 
     def ended(self, run: str) -> bool:
         """Whether the run has made its release."""
@@ -162,9 +172,11 @@ class Ledger:
 
     # Spending
 
-    def start_run(self, *, method: str, variant: str, seeded: bool, facts: Mapping[str, Any] | None = None) -> str:
-        """A new run with a random id. ``facts`` are public: parameters, plan, device."""
-        run = secrets.token_hex(16)
+    def start_run(
+        self, *, method: str, variant: str, seeded: bool, facts: Mapping[str, Any] | None = None, run: str | None = None
+    ) -> str:
+        """A new run with a random id, by default one that is drawn here. ``facts`` are public: parameters, plan."""
+        run = run or new_run_id()
         entry = {"kind": "run", "run": run, "method": method, "variant": variant, "seeded": seeded, "time": _now()}
         self._journal.append({**entry, **(facts or {})})
         return run
@@ -205,6 +217,11 @@ class Ledger:
         """From here on the run's noise is repeatable, and the run is never certified."""
         self._journal.append({"kind": "seeded", "run": run, "time": _now()})
 
+    def note_own_code(self, run: str, name: str) -> None:
+        """A class outside the trusted base takes part in the run's answers, and the run is never certified."""
+        if name not in self.own_code(run):
+            self._journal.append({"kind": "own code", "run": run, "name": name})
+
     def note_public(self, run: str, name: str, sha256: str) -> None:
         """The run treats this collection as public."""
         self._journal.append({"kind": "public", "run": run, "name": name, "sha256": sha256})
@@ -213,6 +230,11 @@ class Ledger:
         """The run has made its release; it can neither be charged nor resumed again."""
         self._journal.append({"kind": "end", "run": run, "time": _now()})
         self._ended.add(run)
+
+
+def new_run_id() -> str:
+    """128 random bits."""
+    return secrets.token_hex(16)
 
 
 def _now() -> str:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load, save
+from torch import Tensor
 
-from sfumato.privacy.curator import Curator
+from sfumato.privacy.curator import Curator, check_charged
 from sfumato.privacy.distributed import World
 from sfumato.privacy.events import RawAccess, SubsampledGaussian, event_from_json
-from sfumato.privacy.interfaces import Checkpoint, Progress, Started, Tape
-from sfumato.privacy.ledger import Ledger, RunRefused
+from sfumato.privacy.interfaces import Checkpoint, Progress, Result, Started, Tape
+from sfumato.privacy.ledger import Ledger, RunRefused, new_run_id
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
@@ -32,21 +34,25 @@ class Session:
     curator: Curator
     public_seed: int
     """For torch's global generator, which draws initial weights, latents and fakes."""
+    checkpoint: Checkpoint | None = None
+    result: Result | None = None
+    """What the run had learnt before a crash kept it from making its release."""
 
     def reasons(self) -> list[str]:
         """Why the run cannot be certified; empty if it can. Read from the ledger, not from this process."""
         found = [event.reason for event in self.ledger.events(self.run) if isinstance(event, RawAccess)]
         if self.ledger.seeded(self.run):
             found.append("a fixed seed was used, for tests: whoever knows it can remove the noise")
-        own = ((type(self.curator), Curator), (self.curator.step_type, Step), (type(self.ledger), Ledger))
-        names = {kind.__name__ for kind, ours in own if kind is not ours} | self.curator._unverified
-        if names:
+        if names := self.ledger.own_code(self.run) | _own_code(type(self.curator), self.ledger):
             found.append(f"answers came from code outside the trusted base: {', '.join(sorted(names))}")
         return found
 
-    def end(self) -> None:
-        """Close the data, check that every answer in use was charged, and write the end of the run."""
+    def end(self, tensors: Mapping[str, Tensor], counts: Sequence[float] | None) -> None:
+        """Close the data, check that every answer in use was charged, keep the result and write the end of the run."""
         self.curator.close()
+        if self.checkpoint:
+            noisy = None if counts is None else tuple(counts)
+            self.checkpoint.save_result(self.run, Result(tensors, noisy, dict(self.curator._answers)))
         self.ledger.end_run(self.run)
 
 
@@ -76,16 +82,22 @@ def session(
     randomness = Randomness(seed, share=world.broadcast)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     facts = {"parameters": dict(parameters), "plan": plan.to_json(), "device": device.type}
-    begin = _Beginning(ledger, plan, method, facts, randomness, checkpoint)
+    begin = _Beginning(ledger, plan, method, facts, randomness, checkpoint, curator_type)
     try:
         begun = world.from_first(begin)
         started = Started(**begun["started"])
         own = begin.ledger if world.first else Ledger.copied(begun["entries"])
         if begun["resumed"]:
-            plan = _resumed(own, started, method, plan, facts)
+            plan = _planned(own, started, method, plan, facts)
+        result = begin.result
+        if begun["finished"] is not None and world.size > 1:
+            tensors = load(world.broadcast(save(_contiguous(result.tensors)) if result else b""))
+            counts, answers = begun["finished"]["counts"], begun["finished"]["answers"]
+            result = Result(tensors, None if counts is None else tuple(counts), answers)
         curator = curator_type(
             records,
-            plan,
+            # Nothing is left to ask where the result is there.
+            plan if result is None else Plan(plan.budget, ()),
             own,
             run=started.run,
             randomness=randomness,
@@ -97,7 +109,7 @@ def session(
             internal=internal,
             world=world,
         )
-        yield Session(started.run, plan, own, curator, started.public_seed)
+        yield Session(started.run, plan, own, curator, started.public_seed, checkpoint, result)
     finally:
         begin.close()
 
@@ -113,29 +125,50 @@ class _Beginning:
         facts: Mapping[str, Any],
         randomness: Randomness,
         checkpoint: Checkpoint | None,
+        curator_type: type[Curator],
     ) -> None:
         self._given, self._plan, self._method, self._facts = ledger, plan, method, facts
-        self._randomness, self._checkpoint = randomness, checkpoint
+        self._randomness, self._checkpoint, self._curator_type = randomness, checkpoint, curator_type
         self._opened: Ledger | None = None
+        self.result: Result | None = None
 
     def __call__(self) -> dict[str, Any]:
-        """The run and the ledger's entries, as JSON has them."""
-        started = self._checkpoint.started if self._checkpoint else None
-        given, resumed = self._given, started is not None
+        """The run, the ledger's entries and what is public of a kept result, as JSON has them."""
+        checkpoint, seeded = self._checkpoint, self._randomness.seeded
+        started = checkpoint.started if checkpoint else None
+        ledger = self._open(resumed=started is not None)
+        if started is None:
+            started = Started(new_run_id(), self._randomness.public_seed(), ledger.id, *ledger.head)
+            if checkpoint:
+                checkpoint.start(started)
+        _check_ledger(ledger, started, checkpoint)
+        resumed = ledger.knows(started.run)
+        if not resumed:
+            variant = str(self._facts["parameters"].get("variant", ""))
+            ledger.start_run(method=self._method, variant=variant, seeded=seeded, facts=self._facts, run=started.run)
+            if checkpoint:
+                checkpoint.start(replace(started, length=ledger.head[0], hash=ledger.head[1]))
+        else:
+            _planned(ledger, started, self._method, self._plan, self._facts)
+        self.result = _kept_result(ledger, started, checkpoint)
+        if self.result is None:
+            if seeded and not ledger.seeded(started.run):
+                ledger.note_seed(started.run)
+            for name in sorted(_own_code(self._curator_type, ledger)):
+                ledger.note_own_code(started.run, name)
+        kept = self.result and {"counts": self.result.counts, "answers": dict(self.result.answers)}
+        return {"started": asdict(started), "resumed": resumed, "entries": ledger.entries(), "finished": kept}
+
+    def _open(self, *, resumed: bool) -> Ledger:
+        given = self._given
         if resumed and not isinstance(given, Ledger) and (given is None or not Path(given).exists()):
             raise RunRefused(
                 "the checkpoint belongs to a run whose ledger is not here; without it nobody knows what was spent. "
                 "Give the ledger file of the run, or start a new run in another folder"
             )
         self._opened = given if isinstance(given, Ledger) else Ledger(given, limit=self._plan.budget)
-        _check_limit(self.ledger, self._plan)
-        if started is None:
-            started = self._start()
-        else:
-            _resumed(self.ledger, started, self._method, self._plan, self._facts)
-            if self._randomness.seeded and not self.ledger.seeded(started.run):
-                self.ledger.note_seed(started.run)
-        return {"started": asdict(started), "resumed": resumed, "entries": self.ledger.entries()}
+        _check_limit(self._opened, self._plan)
+        return self._opened
 
     @property
     def ledger(self) -> Ledger:
@@ -143,30 +176,53 @@ class _Beginning:
             raise RuntimeError("the ledger is not open")
         return self._opened
 
-    def _start(self) -> Started:
-        variant = str(self._facts["parameters"].get("variant", ""))
-        seeded = self._randomness.seeded
-        run = self.ledger.start_run(method=self._method, variant=variant, seeded=seeded, facts=self._facts)
-        started = Started(run, self._randomness.public_seed(), self.ledger.id, *self.ledger.head)
-        if self._checkpoint:
-            self._checkpoint.start(started)
-        return started
-
     def close(self) -> None:
         if self._opened is not None and self._opened is not self._given:
             self._opened.close()
 
 
-def _resumed(ledger: Ledger, started: Started, method: str, plan: Plan, facts: Mapping[str, Any]) -> Plan:
-    """The plan of the run that goes on, as the ledger has it, or a refusal."""
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _own_code(curator_type: type[Curator], ledger: Ledger) -> set[str]:
+    """Names of the classes that are not the project's own."""
+    kinds = ((curator_type, Curator), (curator_type.step_type, Step), (type(ledger), Ledger))
+    return {kind.__name__ for kind, ours in kinds if kind is not ours}
+
+
+def _check_ledger(ledger: Ledger, started: Started, checkpoint: Checkpoint | None) -> None:
+    """Refuse a ledger that is not the run's, or that lacks a charge whose noise may have been drawn."""
     if started.ledger != ledger.id or not ledger.holds(started.length, started.hash):
         raise RunRefused(
             "the checkpoint was written with another ledger, or this one has lost entries. Resume the run with the "
             "ledger it was started with, or start a new run in another folder"
         )
+    head = checkpoint.head if checkpoint else None
+    if head is not None and not ledger.holds(*head):
+        raise RunRefused(
+            "the run has charged more than is on this ledger, which is an older copy. Go on with the ledger that has "
+            "all charges, or start a new run in another folder"
+        )
+
+
+def _kept_result(ledger: Ledger, started: Started, checkpoint: Checkpoint | None) -> Result | None:
+    """What the run has learnt, if it was killed while it ended. All answers in it must be on this ledger."""
+    result = checkpoint.result(started.run) if checkpoint else None
+    if result is None:
+        if ledger.ended(started.run):
+            raise RunRefused("the run of this checkpoint has made its release; start a new run in another folder")
+        return None
+    for name, steps in result.answers.items():
+        check_charged(ledger, started.run, name, steps)
+    if not ledger.ended(started.run):
+        ledger.end_run(started.run)
+    return result
+
+
+def _planned(ledger: Ledger, started: Started, method: str, plan: Plan, facts: Mapping[str, Any]) -> Plan:
+    """The plan of the run as the ledger has it; a refusal where the run was started with another."""
     entry = ledger.run_entry(started.run)
-    if ledger.ended(started.run):
-        raise RunRefused("the run of this checkpoint has ended and made its release; start a new run in another folder")
     given = json.loads(json.dumps(facts))
     before, now = entry["plan"]["budget"], given["plan"]["budget"]
     if (entry["method"], entry["parameters"], before) != (method, given["parameters"], now):

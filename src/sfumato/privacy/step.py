@@ -105,7 +105,7 @@ class Step:
             raise ValueError(f"{self._event.name!r} queries shards; terms of several records need units")
         self._probe(block, draws, None, lambda few: terms.check(model, few))
         if type(terms) not in (Grouped, Coupled):
-            self._curator._unverified.add(type(terms).__name__)
+            self._curator.note_own_code(type(terms).__name__)
         names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         if self._curator._world.first:
             (whole,) = self._batches(block, draws, None, None)

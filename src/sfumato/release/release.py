@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sfumato.files import new_folder, write_file, write_json
 from sfumato.release.card import Card
 from sfumato.release.card_page import card_page
+from sfumato.release.signature import SigningKey
 from sfumato.release.synthetic import SyntheticImages
 
 
@@ -176,8 +177,11 @@ class Release:
         drawn = self.sample(len(labels), labels=labels, seed=0, device="cpu")
         return card_page(drawn, columns=10)
 
-    def save(self, folder: str | Path) -> Path:
-        """Write ``model.safetensors``, ``card.json`` and ``card.html`` into a new folder, all or nothing."""
+    def save(self, folder: str | Path, *, key: SigningKey | None = None) -> Path:
+        """Write ``model.safetensors``, ``card.json`` and ``card.html`` into a new folder, all or nothing.
+
+        With a ``key``, ``signature.json`` is written beside them; ``sfumato ledger --release`` verifies it.
+        """
         folder = Path(folder)
         if folder.exists() and any(folder.iterdir()):
             raise FileExistsError(f"{folder} is not empty; a release is never written over another")
@@ -186,6 +190,8 @@ class Release:
             save_file(tensors, temporary / "model.safetensors", metadata={"sentence": self.card.sentence})
             write_json(temporary / "card.json", self.card.to_json(), private=False)
             write_file(temporary / "card.html", self.page(), private=False)
+            if key is not None:
+                key.sign(temporary)
         return folder
 
     @classmethod

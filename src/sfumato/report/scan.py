@@ -1,9 +1,9 @@
 """The release scan: does ``release/`` or ``public.html`` hold anything that may not leave?
 
-Three independent checks. Contents: a release has three files, and only the listed tensors and card entries. Rendering:
-each page must equal the one that is rendered from the release alone, in text and pictures, which finds a page that was
-edited. Provenance: each number on a page must come from the card, which finds code that renders too much; a number that
-is also in ``internal/`` is reported as such.
+Three independent checks. Contents: a release has three files and perhaps a signature that holds, and only the listed
+tensors and card entries. Rendering: each page must equal the one that is rendered from the release alone, in text and
+pictures, which finds a page that was edited. Provenance: each number on a page must come from the card, which finds
+code that renders too much; a number that is also in ``internal/`` is reported as such.
 
 A scan cannot find a card or weights that were computed from private data without noise. The ledger and the audits
 address that.
@@ -28,6 +28,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from sfumato.methods.registry import load
+from sfumato.release import signature
 from sfumato.release.card import FALSE_ALARMS, Card
 from sfumato.release.plain_numbers import factor_text, one_in_text
 from sfumato.report.folder import RunFolder
@@ -35,6 +36,7 @@ from sfumato.report.probabilities import guesses_right, percent_up, recognised
 from sfumato.report.public import public_page
 
 FILES = {"model.safetensors", "card.json", "card.html"}
+_OPTIONAL = {signature.FILE}
 CARD = {field.name for field in fields(Card)}
 _PICTURE = re.compile(r"data:image/png;base64,([A-Za-z0-9+/=]*)")
 # A minus belongs to a number unless it follows a letter or digit, as in a date or in dp2-vae.
@@ -83,12 +85,16 @@ def scan(path: str | Path, *, page: str | None = None) -> list[Finding]:
 
 def _files(folder: Path) -> Iterator[Finding]:
     for path in sorted(folder.iterdir()):
-        if path.name not in FILES:
+        if path.name not in FILES | _OPTIONAL:
             yield Finding("release/", f"{path.name} is not part of a release")
         elif path.is_symlink() or not path.is_file():
             yield Finding("release/", f"{path.name} is not a plain file")
     for name in sorted(FILES - {path.name for path in folder.iterdir()}):
         yield Finding("release/", f"{name} is missing")
+    try:
+        signature.verify(folder)
+    except signature.BadSignature as error:
+        yield Finding(f"release/{signature.FILE}", str(error))
     if (folder / "model.safetensors").is_file():
         with safe_open(folder / "model.safetensors", framework="np") as file:
             if set(file.metadata() or {}) - {"sentence"}:

@@ -7,6 +7,7 @@ the run ends. The noise is never kept; a resumed run draws fresh noise and pays 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,9 @@ from torch import Tensor
 
 from sfumato.files import new_file, private_folder, write_json
 from sfumato.privacy import PrivateState, RunRefused
-from sfumato.privacy.interfaces import Started
+from sfumato.privacy.interfaces import Result, Started
+
+_HEAD = "ledger_head"
 
 
 class FolderCheckpoint:
@@ -51,6 +54,38 @@ class FolderCheckpoint:
         """Remember the run, so that it can be resumed with its own ledger and no other."""
         private_folder(self.folder)
         write_json(self.folder / "run.json", asdict(started), private=True)
+
+    @property
+    def head(self) -> tuple[int, str] | None:
+        """The ledger's head after the last charge of the run, if there was one."""
+        path = self.folder / _HEAD
+        if not path.exists():
+            return None
+        length, digest = path.read_text().split()
+        return int(length), digest
+
+    def charged(self, length: int, digest: str) -> None:
+        """Remember the ledger's head. One short write without a flush: a killed process does not lose it."""
+        descriptor = os.open(self.folder / _HEAD, os.O_CREAT | os.O_WRONLY, 0o600)
+        try:
+            os.pwrite(descriptor, f"{length:020d} {digest}".encode(), 0)
+        finally:
+            os.close(descriptor)
+
+    def result(self, run: str) -> Result | None:
+        """What the run had learnt when it ended, if that was kept."""
+        content = _content(self._path("result", run))
+        if not content:
+            return None
+        tensors, structure = _parsed(content)
+        counts = structure["counts"]
+        return Result(tensors, None if counts is None else tuple(counts), structure["answers"])
+
+    def save_result(self, run: str, result: Result) -> None:
+        """Keep what the run has learnt until its release is written."""
+        # Parameters may be views of one vector, which a file cannot hold.
+        tensors = {name: tensor.detach().clone() for name, tensor in result.tensors.items()}
+        self._write(self._path("result", run), tensors, {"counts": result.counts, "answers": dict(result.answers)})
 
     def delete(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -105,10 +140,7 @@ class FolderCheckpoint:
 
 def restored(content: bytes, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> int:
     """Put the objects of a file of ``save`` back; the number of steps they have seen."""
-    tensors = load(content)
-    # A safetensors file begins with the length of its JSON header.
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    structure = json.loads(header["__metadata__"]["structure"])
+    tensors, structure = _parsed(content)
     for key, target in keep.items():
         target.load_state_dict(_unpack(structure["keep"][key], tensors))
     for state in states:
@@ -119,6 +151,12 @@ def restored(content: bytes, keep: Mapping[str, Any], states: Iterable[PrivateSt
 def stored_answer(content: bytes) -> Tensor:
     """The answer in a file of ``save_answer``."""
     return load(content)["answer"]
+
+
+def _parsed(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    # A safetensors file begins with the length of its JSON header.
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return load(content), json.loads(header["__metadata__"]["structure"])
 
 
 def _content(path: Path) -> bytes:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sfumato.privacy import PrivateState
 from sfumato.privacy.distributed import World
-from sfumato.privacy.interfaces import Checkpoint, Started
+from sfumato.privacy.interfaces import Checkpoint, Result, Started
 from sfumato.training.checkpoint import FolderCheckpoint, restored, stored_answer
 
 TIMEOUT = timedelta(minutes=30)
@@ -66,6 +66,23 @@ class SharedCheckpoint:
     def start(self, started: Started) -> None:
         """Remember the run; called by the first process."""
         self._checkpoint.start(started)
+
+    @property
+    def head(self) -> tuple[int, str] | None:
+        """The ledger's head after the last charge; asked by the first process."""
+        return self._checkpoint.head
+
+    def charged(self, length: int, digest: str) -> None:
+        if self._world.first:
+            self._checkpoint.charged(length, digest)
+
+    def result(self, run: str) -> Result | None:
+        """What the run had learnt; asked by the first process."""
+        return self._checkpoint.result(run)
+
+    def save_result(self, run: str, result: Result) -> None:
+        if self._world.first:
+            self._checkpoint.save_result(run, result)
 
     def restore(self, name: str, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> int:
         content = self._world.broadcast(self._checkpoint.steps_file(name) if self._world.first else b"")

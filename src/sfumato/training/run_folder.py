@@ -11,6 +11,7 @@ from typing import Any
 from sfumato.files import private_folder, write_json
 from sfumato.privacy import Ledger
 from sfumato.release.release import Release
+from sfumato.release.signature import SigningKey
 from sfumato.training.checkpoint import FolderCheckpoint
 
 
@@ -45,15 +46,22 @@ class Run:
         elif self.folder.exists() and any(self.folder.iterdir()):
             raise FileExistsError(f"{self.folder} is not empty; choose another --out, or --resume a stopped run")
 
+    def facts(self) -> dict[str, Any]:
+        """The public facts that the run was begun with."""
+        found: dict[str, Any] = json.loads(self._settings.read_text())
+        return found
+
     def begin(self, facts: Mapping[str, Any], *, resume: bool) -> None:
         """Start with these public facts, or continue a run that was begun with the same."""
         self.check(resume=resume)
         written = json.loads(json.dumps(facts))
         if resume:
-            before = json.loads(self._settings.read_text())
+            before = self.facts()
             changed = sorted(key for key in {*before, *written} if before.get(key) != written.get(key))
             if changed:
                 raise ValueError(f"the run was begun with another {', '.join(changed)}; resume with the same command")
+            for torn in self.folder.glob(".release-*"):
+                shutil.rmtree(torn)  # left by a crash while the release was written
             return
         self._created = not self.folder.exists()
         private_folder(self.internal)
@@ -74,7 +82,7 @@ class Run:
         started = self.checkpoint.started
         return started is not None and self.ledger.exists() and bool(Ledger.read(self.ledger).events(started.run))
 
-    def finish(self, release: Release) -> None:
-        """Write the release; then what was kept for a resumption is no longer needed."""
-        release.save(self.release)
+    def finish(self, release: Release, *, key: SigningKey | None = None) -> None:
+        """Write the release, signed if there is a key; then what was kept for a resumption is no longer needed."""
+        release.save(self.release, key=key)
         self.checkpoint.delete()

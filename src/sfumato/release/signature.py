@@ -1,0 +1,146 @@
+"""A detached ed25519 signature over a release: its card, its weights and the ledger's head.
+
+Whoever has the signer's public key can tell that the three belong together and were not changed since. The signature
+says who vouches for the release; the guarantee follows from the card, as without a signature.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sfumato.files import write_json
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+FILE = "signature.json"
+_SIGNED_FILES = ("card.json", "card.html", "model.safetensors")
+_FORMAT = "sfumato release 1"
+
+
+class BadSignature(ValueError):
+    """The release is not what was signed, or another key signed it."""
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """A private ed25519 key."""
+
+    key: Ed25519PrivateKey
+
+    @classmethod
+    def read(cls, path: str | Path, *, password: str | None = None) -> SigningKey:
+        """Read a PEM file, as ``openssl genpkey -algorithm ed25519`` writes it."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        serialization = _serialization()
+        secret = None if password is None else password.encode()
+        try:
+            key = serialization.load_pem_private_key(Path(path).read_bytes(), password=secret)
+        except (ValueError, TypeError):
+            raise ValueError(f"{path} is not a private key in PEM form, or its password is another") from None
+        if not isinstance(key, Ed25519PrivateKey):
+            raise ValueError(f"{path} is not an ed25519 key; make one with openssl genpkey -algorithm ed25519")
+        return cls(key)
+
+    def sign(self, folder: str | Path) -> Path:
+        """Write ``signature.json`` into a release's folder."""
+        folder = Path(folder)
+        signed = _contents(folder)
+        entry = {
+            "signed": signed,
+            "public_key": _public_bytes(self.key.public_key()).hex(),
+            "signature": base64.b64encode(self.key.sign(_message(signed))).decode(),
+        }
+        return write_json(folder / FILE, entry, private=False)
+
+
+def fingerprint(public_key: bytes) -> str:
+    """A short name of a public key."""
+    return hashlib.sha256(public_key).hexdigest()[:16]
+
+
+def read_public_key(path: str | Path) -> bytes:
+    """The 32 bytes of a public ed25519 key in PEM form, as ``openssl pkey -pubout`` writes it."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        key = _serialization().load_pem_public_key(Path(path).read_bytes())
+    except ValueError:
+        raise ValueError(f"{path} is not a public key in PEM form") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise ValueError(f"{path} is not an ed25519 key")
+    return _public_bytes(key)
+
+
+def verify(folder: str | Path, *, public_key: bytes | None = None) -> str | None:
+    """The fingerprint of the key that signed the release; None if it is not signed.
+
+    Args:
+        folder: The release's folder.
+        public_key: The key that must have signed it. Without one, the signature is checked against the key that it
+            names itself, which shows that nothing was changed by accident, not who signed.
+
+    Raises:
+        BadSignature: If the release was changed after it was signed, or was signed by another key, or is not signed
+            although ``public_key`` asks for it.
+    """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    path = Path(folder) / FILE
+    if not path.exists():
+        if public_key is not None:
+            raise BadSignature(f"{folder} is not signed")
+        return None
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        if set(entry) != {"signed", "public_key", "signature"}:
+            raise ValueError("other entries than a signature has")
+        named, signature = bytes.fromhex(entry["public_key"]), base64.b64decode(entry["signature"], validate=True)
+        key, signed = Ed25519PublicKey.from_public_bytes(named), entry["signed"]
+        key.verify(signature, _message(signed))
+    except InvalidSignature:
+        raise BadSignature(f"the signature of {folder} is not that of the key it names") from None
+    except (ValueError, KeyError, TypeError):
+        raise BadSignature(f"{path} is not a signature") from None
+    if public_key is not None and named != public_key:
+        raise BadSignature(f"{folder} was signed by another key, {fingerprint(named)}")
+    try:
+        found = _contents(Path(folder))
+    except (ValueError, KeyError, TypeError, FileNotFoundError):
+        raise BadSignature(f"{folder} does not hold a card and weights as they were signed") from None
+    changed = sorted(key for key in {*found, *signed} if found.get(key) != signed.get(key))
+    if changed:
+        raise BadSignature(f"{folder} was changed after it was signed: {', '.join(changed)}")
+    return fingerprint(named)
+
+
+def _contents(folder: Path) -> dict[str, Any]:
+    """What is signed: the hash of each file, and the ledger's head and run from the card."""
+    hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in _SIGNED_FILES}
+    card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    return {"format": _FORMAT, **hashes, "ledger_head": card["ledger_head"], "run": card["run"]}
+
+
+def _message(signed: Mapping[str, Any]) -> bytes:
+    return json.dumps(signed, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _public_bytes(key: Ed25519PublicKey) -> bytes:
+    serialization = _serialization()
+    return key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+
+
+def _serialization() -> Any:
+    try:
+        from cryptography.hazmat.primitives import serialization
+    except ImportError:
+        raise ImportError("signatures need the package cryptography: pip install 'sfumato[sign]'") from None
+    return serialization

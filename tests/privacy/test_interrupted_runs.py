@@ -1,0 +1,140 @@
+"""A run that ends between two writes: what the ledger, the checkpoint and the release say afterwards."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from privacy.test_runs import BUDGET, METHOD, KillAfter, Killed, OwnTerms, fit
+from sfumato.methods import base
+from sfumato.methods.dp_merf import DPMERF
+from sfumato.methods.registry import load
+from sfumato.privacy import Ledger, RunRefused
+from sfumato.privacy.interfaces import Started
+from sfumato.training.checkpoint import FolderCheckpoint
+from sfumato.training.run_folder import Run
+
+
+class KilledBefore(FolderCheckpoint):
+    """The process ends before the run's entry on the ledger, after the checkpoint has named the run."""
+
+    def start(self, started: Started) -> None:
+        super().start(started)
+        raise Killed
+
+
+class KilledAfter(FolderCheckpoint):
+    """The process ends after the run's entry on the ledger, before the checkpoint knows the ledger's new head."""
+
+    def start(self, started: Started) -> None:
+        if self.started is not None:
+            raise Killed
+        super().start(started)
+
+
+@pytest.mark.parametrize("kind", [KilledBefore, KilledAfter])
+def test_a_run_that_was_killed_while_it_started_is_the_same_run(tmp_path: Path, kind: type[FolderCheckpoint]) -> None:
+    """The resumed run has the same id, and the ledger never holds a second, empty run."""
+    ledger, checkpoint = tmp_path / "ledger", kind(tmp_path / "checkpoint")
+    with pytest.raises(Killed):
+        fit(METHOD, ledger, checkpoint)
+    started = checkpoint.started
+    assert started is not None
+    entries = [started.run] if kind is KilledAfter else []
+    assert [run["run"] for run in Ledger.read(ledger).runs()] == entries
+    card = fit(METHOD, ledger, FolderCheckpoint(checkpoint.folder)).card
+    assert card.certified and card.run == started.run
+    assert [run["run"] for run in Ledger.read(ledger).runs()] == [started.run]
+
+
+def killed_when(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> None:
+    def end(*_: object, **__: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(place, name, end)
+
+
+@pytest.mark.parametrize(("place", "name"), [(Ledger, "end_run"), (base, "make_card"), (Run, "finish")])
+def test_a_run_that_was_killed_while_it_ended_keeps_its_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str
+) -> None:
+    """Before the closing entry, after it, and before the release is written."""
+    run = Run(tmp_path / "run")
+    run.begin({}, resume=False)
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        killed_when(patched, place, name)
+        run.finish(fit(METHOD, run.ledger, run.checkpoint))
+    (kept,) = (run.internal / "checkpoint").glob("result *")
+    events = Ledger.read(run.ledger).events()
+
+    again = Run(tmp_path / "run")
+    again.begin({}, resume=True)
+    result = again.checkpoint.result(kept.stem.removeprefix("result "))
+    again.finish(fit(METHOD, again.ledger, again.checkpoint))
+    release = load(again.release)
+    assert result is not None and release.card.certified and Ledger.read(run.ledger).ended(release.card.run)
+    assert all(torch.equal(tensor, result.tensors[name]) for name, tensor in release.model.state_dict().items())
+    assert Ledger.read(run.ledger).events() == events == METHOD.plan(BUDGET).events
+    assert not again.checkpoint.folder.exists()
+
+
+def copied(ledger: Path, place: Path) -> Path:
+    for suffix in ("", ".head"):
+        shutil.copy(f"{ledger}{suffix}", f"{place}{suffix}")
+    return place
+
+
+def test_a_copy_of_the_ledger_without_a_charge_is_refused_before_any_step_was_saved(tmp_path: Path) -> None:
+    """The answers of the lost steps were drawn; a ledger that does not know them would let them be drawn for free."""
+    ledger, checkpoint = tmp_path / "ledger", FolderCheckpoint(tmp_path / "checkpoint", seconds=1e9)
+    with pytest.raises(Killed):
+        fit(METHOD, ledger, checkpoint, progress=KillAfter(1, "training"))
+    older = copied(ledger, tmp_path / "older")
+    with pytest.raises(Killed):
+        fit(METHOD, ledger, checkpoint, progress=KillAfter(2, "training"))
+    with pytest.raises(RunRefused, match="older copy"):
+        fit(METHOD, older, checkpoint)
+    assert fit(METHOD, ledger, checkpoint).card.certified
+
+
+def test_the_result_of_a_run_needs_a_ledger_with_all_its_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, checkpoint = tmp_path / "ledger", FolderCheckpoint(tmp_path / "checkpoint", seconds=0.0)
+    with pytest.raises(Killed):
+        fit(METHOD, ledger, checkpoint, progress=KillAfter(3, "training"))
+    older = copied(ledger, tmp_path / "older")
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        killed_when(patched, Ledger, "end_run")
+        fit(METHOD, ledger, checkpoint)
+    (checkpoint.folder / "ledger_head").unlink()
+    with pytest.raises(RunRefused, match="6 answers of 'training' are in use and 3 "):
+        fit(METHOD, older, checkpoint)
+    assert fit(METHOD, ledger, checkpoint).card.certified
+
+
+def test_code_outside_the_trusted_base_is_a_fact_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the process that used it is gone when the card is made."""
+    ledger, checkpoint = tmp_path / "ledger", FolderCheckpoint(tmp_path / "checkpoint", seconds=0.0)
+    method = OwnTerms.small()
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        killed_when(patched, Ledger, "end_run")
+        fit(method, ledger, checkpoint)
+    card = fit(method, ledger, checkpoint).card
+    assert not card.certified and any("Smaller" in reason for reason in card.reasons)
+
+
+def test_a_result_belongs_to_its_run(tmp_path: Path) -> None:
+    """A file of another run in the folder is not taken for this run's result."""
+    first, second = (FolderCheckpoint(tmp_path / name) for name in ("first", "second"))
+    fit(DPMERF.small(), tmp_path / "ledger", first)
+    second.folder.mkdir()
+    (found,) = first.folder.glob("result *")
+    shutil.copy(found, second.folder)
+    card = fit(replace(DPMERF.small(), iterations=3), tmp_path / "other", second).card
+    assert card.run not in found.name and Ledger.read(tmp_path / "other").charged_steps(card.run, "label counts") == 1
