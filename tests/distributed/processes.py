@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parent.parent
-_PATIENCE = 600  # seconds until a group counts as hanging
+_PATIENCE = 1800  # seconds until a group counts as hanging
 
 
 def free_port() -> int:

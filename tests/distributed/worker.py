@@ -16,10 +16,13 @@ import numpy as np
 import torch
 
 from conformance.test_methods import CERTIFIED, budget_for
+from sfumato.audit.replay import replay
 from sfumato.methods import Method, find
 from sfumato.privacy import PrivateRecords
 from sfumato.privacy.distributed import World
+from sfumato.release.export import read_export
 from sfumato.release.release import Release
+from sfumato.release.shards import export_shards
 from sfumato.training.distributed import process_group
 from worst_case import worst_case_images
 
@@ -69,10 +72,35 @@ def small_cases(world: World) -> dict[str, Any]:
     }
 
 
+def audit(world: World) -> dict[str, Any]:
+    """Neighbour replay: queries, ledger, released bits and samples of neighbours are equal, and sums move by one."""
+    method = find("dp-vae").small()
+    found = replay(method, worst_case_images(), budget=budget_for(method), pairs=3)
+    # The ledger is in the first process, so only that one can compare it.
+    return found.to_json() if world.first else {}
+
+
+def sampling(world: World) -> dict[str, Any]:
+    """A release that every process draws a part of."""
+    method = find("dp-merf").small()
+    release = method.fit(few(20), budget_for(method), seed=5, device="cpu")
+    folder = Path(sys.argv[2]) / "synthetic"
+    export_shards(release, 11, folder, world, seed=3, device="cpu", allow_no_guarantee=True)
+    drawn = read_export(folder)
+    return {
+        "files": sorted(path.name for path in folder.rglob("*") if path.is_file()),
+        "labels": sorted(drawn.labels.tolist()),
+        "different images": len({image.tobytes() for image in drawn.images}),
+        "card": drawn.card == release.card,
+    }
+
+
 TASKS: dict[str, Callable[[World], dict[str, Any]]] = {
     "one-method": one_method,
     "every-method": every_method,
     "small-cases": small_cases,
+    "audit": audit,
+    "sampling": sampling,
 }
 
 

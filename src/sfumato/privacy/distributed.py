@@ -96,8 +96,12 @@ class World:
         if self.size == 1:
             return make()
         found = make() if self._leads else None
-        self.all_reduce(torch.zeros(1, dtype=torch.int64))
+        self.wait()
         return make() if found is None else found
+
+    def wait(self) -> None:
+        """Return when all processes have come here."""
+        self.all_reduce(torch.zeros(1, dtype=torch.int64))
 
     def _collective(self, run: Callable[[], object]) -> None:
         try:

@@ -160,7 +160,7 @@ class Randomness:
 def _places(key: bytes, blocks: Tensor, rate: float) -> Tensor:
     """``[blocks, n]`` increasing places in each block of ids; those of ``_IDS`` and more are outside of it."""
     expected = rate * _IDS
-    width = -(-int(expected + 6.0 * math.sqrt(expected) + 8.0) // 8)
+    width = -(-int(expected + 4.0 * math.sqrt(expected) + 4.0) // 8)
     while True:
         number = torch.arange(width).repeat(len(blocks))
         nonce = blocks.repeat_interleave(width)

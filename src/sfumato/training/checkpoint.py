@@ -74,10 +74,10 @@ class FolderCheckpoint:
 
     def result(self, run: str) -> Result | None:
         """What the run had learnt when it ended, if that was kept."""
-        content = _content(self._path("result", run))
-        if not content:
+        path = self._path("result", run)
+        if not path.exists():
             return None
-        tensors, structure = _parsed(content)
+        tensors, structure = _read(path)
         counts = structure["counts"]
         return Result(tensors, None if counts is None else tuple(counts), structure["answers"])
 
@@ -157,6 +157,10 @@ def _parsed(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
     # A safetensors file begins with the length of its JSON header.
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return load(content), json.loads(header["__metadata__"]["structure"])
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    return _parsed(path.read_bytes())
 
 
 def _content(path: Path) -> bytes:
