@@ -14,6 +14,7 @@ from distributed.processes import run_task
     [
         ("one-method", (2,)),
         pytest.param("small-cases", (4,), marks=pytest.mark.long),
+        pytest.param("features", (3,), marks=pytest.mark.long),
         pytest.param("every-method", (2, 3, 4), marks=pytest.mark.long),
     ],
 )

@@ -17,6 +17,7 @@ import torch
 
 from conformance.test_methods import CERTIFIED, budget_for
 from sfumato.audit.replay import replay
+from sfumato.evaluation.features import FeatureNetwork, extract
 from sfumato.methods import Method, find
 from sfumato.privacy import PrivateRecords
 from sfumato.privacy.distributed import World
@@ -95,12 +96,27 @@ def sampling(world: World) -> dict[str, Any]:
     }
 
 
+def features(world: World) -> dict[str, Any]:
+    """Features of a small network, of which every process computes a part."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Flatten(), _Scaled(), torch.nn.Linear(784, 5))
+    network = FeatureNetwork("small", "", 5, "none", "nothing", module)
+    found = extract(network, few(70)._pixels, batch=16)
+    return {"features": hashlib.sha256(found.numpy().tobytes()).hexdigest()}
+
+
+class _Scaled(torch.nn.Module):
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return pixels.float() / 255.0
+
+
 TASKS: dict[str, Callable[[World], dict[str, Any]]] = {
     "one-method": one_method,
     "every-method": every_method,
     "small-cases": small_cases,
     "audit": audit,
     "sampling": sampling,
+    "features": features,
 }
 
 
