@@ -44,8 +44,11 @@ class Batches:
         return None if declared is None else event.sampling_rate * declared
 
     def units_in_a_pass(self, event: SubsampledGaussian, *, most: int) -> int:
-        """Units that a function of rows is evaluated on together, from public numbers only."""
+        """Units, or shards, that a function of rows is evaluated on together, from public numbers only."""
         expected = self.expected_units(event)
+        if event.shards is not None:
+            # Few, because shards of every width are filled up to this number.
+            most = 32 if self._device.type == "cuda" else 4
         return microbatch_size(Performance().usual_units(self._device) if expected is None else expected, most=most)
 
     def fetch(
@@ -71,7 +74,7 @@ class Batches:
         label, device = (event.name, index), self._device
         if state is not None and state.shards != event.shards:
             raise ValueError(f"state {state.name!r} belongs to other owners than {event.name!r} queries")
-        for owners, units, share in self._packed(event, chosen, microbatch_size):
+        for owners, units, share in self._packed(event, chosen, microbatch_size, padded=padded):
             table, weights = self._units.rows(units.flatten(), self._randomness, *label, widest=microbatch_size is None)
             weights = (weights * share.reshape(-1, 1)).reshape(len(units), units.shape[1] * weights.shape[1])
             rows = table.flatten()
@@ -89,8 +92,7 @@ class Batches:
                 weight = weight.repeat_interleave(draws, 1)
             batch = Batch(images, labels, self._randomness.draws(ids, number, *label, block), weight, memory, owner)
             if padded and microbatch_size is not None and batch.units:
-                full = microbatch_size if event.shards is None else max(1, microbatch_size // units.shape[1])
-                batch = replace(batch.padded(full), owners=owner)
+                batch = replace(batch.padded(microbatch_size), owners=owner)
             yield batch
 
     def random(self, draws: int, state: PrivateState | None, *label: str) -> Batch:
@@ -105,14 +107,18 @@ class Batches:
         return Batch(images, ids % len(self._records.classes), random, weights, memory)
 
     def _packed(
-        self, event: SubsampledGaussian, chosen: np.ndarray, microbatch_size: int | None
+        self, event: SubsampledGaussian, chosen: np.ndarray, microbatch_size: int | None, *, padded: bool
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Owners, their units as ``[owners, n]``, and each unit's weight in its owner's vector."""
+        """Owners, their units as ``[owners, n]``, and each unit's weight in its owner's vector.
+
+        Shards go as many at a time as have ``microbatch_size`` units, or if ``padded`` that many shards.
+        """
         if event.shards is not None:
             if event.shards not in self._partitions:
                 shard_of = self._units.shard_of(self._randomness, event.shards)
                 self._partitions[event.shards] = Partition(shard_of, event.shards)
-            yield from self._partitions[event.shards].packs(chosen, microbatch_size or len(chosen))
+            size = microbatch_size or len(chosen)
+            yield from self._partitions[event.shards].packs(chosen, size, most=size if padded else None)
             return
         if microbatch_size is None:
             yield chosen, chosen[:, None], np.ones((len(chosen), 1))

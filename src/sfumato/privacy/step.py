@@ -164,16 +164,16 @@ class Step:
         ``[shards, ...]`` for the state; padding rows have weight 0.
         """
         self._refuse_when_over()
-        name = f"update {state.name}"
+        name, most = f"update {state.name}", max(1, _PIXELS // math.prod(self._curator.shape))
         if self._event.shards is not None:
             self._probe(name, 3, state, lambda batch: check_shards(function, batch))
-            for batch in self._passes(name, state):
+            for batch in self._passes(name, state, most=most):
                 if batch.owners is not None:
                     values = self._on_private_rows(on_shards, function, batch)
                     state._write(batch.owners, values[: len(batch.owners)])
             return
         self._probe(name, 1, state, lambda batch: check_rows(function, batch))
-        for batch in self._passes(name, state):
+        for batch in self._passes(name, state, most=most):
             values = self._on_private_rows(function, batch.images, batch.labels, batch.random, batch.state)
             if batch.owners is not None:
                 real = (batch.weights.flatten() > 0).nonzero()[:, 0]
@@ -257,9 +257,9 @@ class Step:
     def _finish(self) -> None:
         self._over = True
 
-    def _passes(self, block: str, state: PrivateState | None) -> Iterator[Batch]:
+    def _passes(self, block: str, state: PrivateState | None, *, most: int = _VECTORS) -> Iterator[Batch]:
         """This process's units for a function of rows, in microbatches of one shape."""
-        size = self._curator._batches.units_in_a_pass(self._event, most=_VECTORS)
+        size = self._curator._batches.units_in_a_pass(self._event, most=most)
         return self._batches(block, 1, state, size, padded=True)
 
     def _batches(
