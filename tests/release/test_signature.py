@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,13 @@ def test_a_ledger_that_lost_the_runs_entries_is_not_signed_for(
     words = ["ledger", str(folder / "ledger"), "--release", str(release), "--sign", str(folder / "ours.pem")]
     assert run_here(monkeypatch, *words) == 1
     assert "NOT on this ledger" in capsys.readouterr().out and not (release / FILE).exists()
+
+
+def test_a_release_without_a_signature_needs_no_cryptography(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    assert verify(tmp_path) is None
+    (tmp_path / "signature.json").write_text("{}")
+    with pytest.raises(ImportError, match=r"sfumato\[sign\]"):
+        verify(tmp_path)

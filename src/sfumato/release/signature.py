@@ -91,14 +91,15 @@ def verify(folder: str | Path, *, public_key: bytes | None = None) -> str | None
         BadSignature: If the release was changed after it was signed, or was signed by another key, or is not signed
             although ``public_key`` asks for it.
     """
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
     path = Path(folder) / FILE
     if not path.exists():
         if public_key is not None:
             raise BadSignature(f"{folder} is not signed")
         return None
+    _serialization()  # says which extra is missing; a release without a signature does not need it
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
         if set(entry) != {"signed", "public_key", "signature"}:
