@@ -6,9 +6,9 @@
 
 Exactness: for identical, opposite and random records, the sum over n + 1 records minus the sum over n, in clip norms,
 at sizes from 1 to ``--most``; whether a microbatch gives the same bits in every order; and sizes of microbatch that had
-to be divided for that. ``--all`` takes every network in every arithmetic, eager and compiled; ``--small`` narrow networks
-on small images, for a CPU. Rows are written as they are measured, and ``--seconds`` ends the run between two rows. Speed:
-rows a second of a plain and of a private step with several draws a record, in one run.
+to be divided for that. ``--all`` takes every network in every arithmetic, eager and compiled; ``--small`` takes narrow
+networks on small images, for a CPU. Rows are written as they are measured, and ``--seconds`` ends the run between two
+rows. Speed: rows a second of a plain and of a private step with several draws a record, in one run.
 """
 
 from __future__ import annotations

@@ -96,7 +96,9 @@ def test_empty_groups_and_empty_batches_give_zero() -> None:
     model = Net()
     terms = Grouped(own, spread, groups=50, clip_norms=(1.0, 1.0), batch=1.0)
     assert float(flat(terms.total(model, batch_of(torch.zeros(0, 1, 2, 2)))).norm()) == 0.0
-    one = Grouped(None, spread, groups=50, clip_norms=(0.0, 1e-3), batch=1.0).total(model, batch_of(torch.randn(1, 1, 2, 2)))
+    one = Grouped(None, spread, groups=50, clip_norms=(0.0, 1e-3), batch=1.0).total(
+        model, batch_of(torch.randn(1, 1, 2, 2))
+    )
     assert float(flat(one).norm()) == pytest.approx(1e-3 / 50)
 
 
@@ -215,7 +217,10 @@ def per_row(model: nn.Module, images: Tensor, labels: Tensor, random: object) ->
 )
 def test_group_losses_that_see_more_than_their_group_are_refused(loss, reason) -> None:  # type: ignore[no-untyped-def]
     batch = batch_of(torch.rand(6, 1, 2, 2))
-    for terms in (Grouped(own, loss, groups=2, clip_norms=(1.0, 1.0), batch=4.0), Coupled(own, loss, clip_norm=1.0, batch=6)):
+    for terms in (
+        Grouped(own, loss, groups=2, clip_norms=(1.0, 1.0), batch=4.0),
+        Coupled(own, loss, clip_norm=1.0, batch=6),
+    ):
         with pytest.raises(UnsupportedModel, match=reason):
             terms.check(Net(), batch)
 
@@ -225,7 +230,9 @@ def test_a_sample_loss_that_mixes_is_refused() -> None:
         return model(images - images.mean(0)).square().sum(1)
 
     with pytest.raises(UnsupportedModel, match="mixes"):
-        Grouped(mixing, spread, groups=2, clip_norms=(1.0, 1.0), batch=4.0).check(Net(), batch_of(torch.rand(6, 1, 2, 2)))
+        Grouped(mixing, spread, groups=2, clip_norms=(1.0, 1.0), batch=4.0).check(
+            Net(), batch_of(torch.rand(6, 1, 2, 2))
+        )
     Grouped(own, spread, groups=2, clip_norms=(1.0, 1.0), batch=4.0).check(Net(), batch_of(torch.rand(6, 1, 2, 2)))
     Coupled(own, spread, clip_norm=1.0, batch=6).check(Net(), batch_of(torch.rand(6, 1, 2, 2)))
 

@@ -210,7 +210,9 @@ class LossTerms:
             own = (
                 step.noisy_gradient("gradient", model, self.own, clip_norm=method.clip_norm, draws=method.draws) / size
             )
-            shared = Grouped(None, self.shared, groups=method.groups, clip_norms=(0.0, method.group_clip_norm), batch=size)
+            shared = Grouped(
+                None, self.shared, groups=method.groups, clip_norms=(0.0, method.group_clip_norm), batch=size
+            )
             return own + step.noisy_terms("groups", model, shared, draws=method.draws)
         norms = (method.clip_norm, method.group_clip_norm)
         terms = Grouped(self.own, self.shared, groups=method.groups, clip_norms=norms, batch=size)
