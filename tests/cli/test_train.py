@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -189,6 +190,8 @@ def test_a_stopped_run_goes_on_without_paying_twice(data: Path, tmp_path: Path) 
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        # A shell starts background jobs with SIGINT ignored, and a child inherits that.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while not (run / "internal/checkpoint/answer mean embedding.safetensors").exists():
