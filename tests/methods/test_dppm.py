@@ -193,6 +193,9 @@ def test_sliced_loss_is_the_formula() -> None:
         answer, other = response[row].flatten(), projection[row].flatten()
         expected = answer @ slopes @ answer + (other @ flat(noisy[row].flatten())).square() / 2
         torch.testing.assert_close(found[row], level[row] ** 2 * expected / 9)
+    difference = sliced_loss(model, noisy, level, labels, projection, response, derivative="difference")
+    torch.testing.assert_close(difference, found, rtol=0.02, atol=0.02)
+    assert not torch.equal(difference, found)
 
 
 def test_the_start_knows_means_and_counts_and_covariances() -> None:

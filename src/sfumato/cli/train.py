@@ -12,6 +12,7 @@ import typer
 
 from sfumato.cli.config import config_text
 from sfumato.cli.console import ProgressBar, remark, say
+from sfumato.cli.minutes import for_minutes
 from sfumato.cli.options import (
     BudgetOptions,
     Collection,
@@ -45,6 +46,9 @@ def train(
     hold_out: Annotated[
         float | None, typer.Option(help="Hold out this share of the units at random, for 'evaluate --held-out'.")
     ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="Plan steps for this time on this device (dp-diffusion).")
+    ] = None,
     device: Device = "auto",
     max_images_per_unit: Annotated[int, typer.Option(min=1, help="Images of one person in a step, at most.")] = 16,
     declared_size: Annotated[int | None, typer.Option(min=1, help="The number of units, roughly, made public.")] = None,
@@ -71,6 +75,10 @@ def train(
     persons = images.persons is not None
     allowed = budget.budget(persons=persons, declared_size=declared_size, ledger=ledger)
     check_unit(allowed, persons=persons, given=budget.unit is not None)
+    if minutes is not None:
+        chosen = for_minutes(
+            chosen, minutes, images, declared_size=declared_size, device=device, run=run, resume=resume
+        )
     remark_plan(chosen, chosen.plan(allowed))
     division = None
     if hold_out is not None:

@@ -46,12 +46,17 @@ class Run:
         elif self.folder.exists() and any(self.folder.iterdir()):
             raise FileExistsError(f"{self.folder} is not empty; choose another --out, or --resume a stopped run")
 
+    def facts(self) -> dict[str, Any]:
+        """The public facts that the run was begun with."""
+        found: dict[str, Any] = json.loads(self._settings.read_text())
+        return found
+
     def begin(self, facts: Mapping[str, Any], *, resume: bool) -> None:
         """Start with these public facts, or continue a run that was begun with the same."""
         self.check(resume=resume)
         written = json.loads(json.dumps(facts))
         if resume:
-            before = json.loads(self._settings.read_text())
+            before = self.facts()
             changed = sorted(key for key in {*before, *written} if before.get(key) != written.get(key))
             if changed:
                 raise ValueError(f"the run was begun with another {', '.join(changed)}; resume with the same command")

@@ -15,10 +15,13 @@ from sfumato.methods.dp_diffusion import DPDiffusion
 from sfumato.training.profiling import rehearse
 
 _TRAINING, _WARM_START = "training", "warm start"
-_MOST_DRAWS, _MOST_STEPS, _FEWEST_STEPS = 32, 2000, 300
+_MOST_DRAWS, _MOST_STEPS = 32, 2000
+_FEWEST_STEPS, _FEWEST_STEPS_ON_CPU = 300, 80
 _PUBLIC_SHARE = 0.2  # of the time that teacher and latent generator leave
 _MEASURED_STEPS = 8
+_MEASURED_RATE = 0.25  # of a small collection, so that few records make a whole step
 _FEW_IMAGES = 64  # public images in a measurement, whose making is not timed
+_RECORDS_ON_CPU = 1200  # records in a step
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,26 @@ class TimedSettings:
     method: DPDiffusion
     seconds: float
     rows_per_second: float
+
+
+def cpu_settings(method: DPDiffusion, *, images: int) -> DPDiffusion:
+    """``method`` at a size for a few cores: narrow networks and steps of about 1,200 records.
+
+    At a given ε a lower sampling rate takes less noise, so that short steps lose less than their size suggests.
+    """
+    rate = min(1.0, _RECORDS_ON_CPU / images)
+    return replace(
+        method,
+        width=16,
+        sampling_rate=rate,
+        teacher_sampling_rate=rate,
+        teacher_steps=40,
+        latent_sampling_rate=rate,
+        latent_steps=150,
+        latent_width=16,
+        public_images=8000,
+        public_batch_size=256,
+    )
 
 
 def settings_for_minutes(
@@ -41,13 +64,14 @@ def settings_for_minutes(
 ) -> TimedSettings:
     """``method`` with steps and draws that fill ``minutes`` on this device, for ``images`` private images.
 
-    Teacher and latent generator stay as they are. Of the time that is left, a fifth goes to the training on public
-    images. Private training takes as many draws as leave it at least 300 steps, since draws cost no privacy.
+    On a CPU the method first gets the size of ``cpu_settings``. Teacher and latent generator stay as they are. Of the
+    time that is left, a fifth goes to the training on public images. Private training takes as many draws as leave it
+    at least 300 steps (80 on a CPU), since draws cost no privacy.
     """
-    measured = replace(method, public_images=_FEW_IMAGES, steps=_MEASURED_STEPS, public_steps=_MEASURED_STEPS)
-    work = rehearse(measured, shape=shape, classes=classes, images=images, device=device)
-    seconds = {part.name: part.seconds for part in work.parts}
-    others = sum(part.steps * part.seconds for part in work.parts if part.name not in (_TRAINING, _WARM_START))
+    on_cpu = torch.device(device).type == "cpu"
+    if on_cpu:
+        method = cpu_settings(method, images=images)
+    seconds, others = _measured(method, shape=shape, classes=classes, images=images, device=device)
     left = 60.0 * minutes - others
     if left < 0.25 * 60.0 * minutes:
         raise ValueError(
@@ -57,7 +81,8 @@ def settings_for_minutes(
     batch = method.sampling_rate * images
     rate = method.draws * batch / max(1e-9, seconds[_TRAINING])
     warm = _WARM_START in seconds
-    steps, draws = _steps_and_draws((1.0 - _PUBLIC_SHARE * warm) * left * rate / batch)
+    fewest = _FEWEST_STEPS_ON_CPU if on_cpu else _FEWEST_STEPS
+    steps, draws = _steps_and_draws((1.0 - _PUBLIC_SHARE * warm) * left * rate / batch, fewest)
     chosen = replace(method, steps=steps, draws=draws)
     if warm:
         chosen = replace(chosen, public_steps=max(1, int(_PUBLIC_SHARE * left / max(1e-9, seconds[_WARM_START]))))
@@ -65,9 +90,28 @@ def settings_for_minutes(
     return TimedSettings(chosen, expected, rate)
 
 
-def _steps_and_draws(rows: float) -> tuple[int, int]:
+def _measured(
+    method: DPDiffusion, *, shape: Shape, classes: int, images: int, device: str | torch.device
+) -> tuple[dict[str, float], float]:
+    """Seconds of a step of each part, and of all steps of teacher and latent generator together."""
+    measured = replace(method, public_images=_FEW_IMAGES, steps=_MEASURED_STEPS, public_steps=_MEASURED_STEPS)
+    fewer = images
+    rates = {method.sampling_rate, method.teacher_sampling_rate, method.latent_sampling_rate}
+    if len(rates) == 1 and method.sampling_rate < _MEASURED_RATE:
+        # As many records in a step, of a smaller collection.
+        fewer = max(1, round(images * method.sampling_rate / _MEASURED_RATE))
+        same = _MEASURED_RATE
+        measured = replace(measured, sampling_rate=same, teacher_sampling_rate=same, latent_sampling_rate=same)
+    work = rehearse(measured, shape=shape, classes=classes, images=fewer, device=device)
+    whole = {query.name for query in measured.queries() if query.sampling_rate == 1}
+    seconds = {part.name: part.seconds * (images / fewer if part.name in whole else 1.0) for part in work.parts}
+    others = [part for part in work.parts if part.name not in (_TRAINING, _WARM_START)]
+    return seconds, sum(part.steps * seconds[part.name] for part in others)
+
+
+def _steps_and_draws(rows: float, fewest_steps: int) -> tuple[int, int]:
     """Steps and draws for ``rows`` forward and backward passes of each record of a batch."""
     draws = _MOST_DRAWS
-    while draws > 1 and rows / draws < _FEWEST_STEPS:
+    while draws > 1 and rows / draws < fewest_steps:
         draws //= 2
     return max(1, min(_MOST_STEPS, int(rows / draws))), draws

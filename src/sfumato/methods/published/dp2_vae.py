@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -210,11 +210,7 @@ class _Training:
         weights = stacked_weights(self.vae, len(subsets))
         optimizer = StackedAdam(weights, len(subsets))
 
-        def negative_elbo(own: Weights, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-            rows: Tensor = functional_call(self.vae, own, (images, labels, noise))
-            return rows.mean()
-
-        gradients: Callable[..., Weights] = torch.vmap(grad(negative_elbo))
+        gradients = self._stacked_gradients()
         for _ in range(self.method.pretraining_steps):
             # With replacement: a subset that is smaller than the batch can fill one.
             rows = torch.stack([own[torch.randint(len(own), (self.method.batch_size,))] for own in subsets])
@@ -224,6 +220,27 @@ class _Training:
             optimizer.step(weights, clipped, self.method.learning_rate)
         prefix = "encoder."
         return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+
+    def _stacked_gradients(self) -> Callable[..., Weights]:
+        """The gradient of each model of a stack on its own batch."""
+
+        def negative_elbo(own: Weights, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+            rows: Tensor = functional_call(self.vae, own, (images, labels, noise))
+            return rows.mean()
+
+        single: Callable[..., Weights] = grad(negative_elbo)
+        if self.curator.device.type == "cuda":
+            return cast("Callable[..., Weights]", torch.vmap(single))
+
+        def one_by_one(weights: Weights, *batches: Tensor) -> Weights:
+            # vmap makes grouped convolutions of the stack, which take twice as long on a CPU.
+            found = [
+                single({name: value[place] for name, value in weights.items()}, *(batch[place] for batch in batches))
+                for place in range(len(batches[0]))
+            ]
+            return {name: torch.stack([one[name] for one in found]) for name in weights}
+
+        return one_by_one
 
     def train_decoder(self, noise_multiplier: float) -> None:
         """Algorithm 2: the decoder by noisy clipped sums, the sampled encoder by its own sums without noise."""

@@ -92,7 +92,8 @@ class DPPMPublished(ScoreSampling):
             epsilon=self.response_epsilon,
             uniform=uniform,
         )
-        return sliced_loss(model, noisy, sigma, labels, projection, projection[chosen]).mean()
+        loss = sliced_loss(model, noisy, sigma, labels, projection, projection[chosen], derivative=self.derivative)
+        return loss.mean()
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         """Images by the sampler."""

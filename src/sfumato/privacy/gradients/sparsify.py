@@ -31,7 +31,7 @@ class Compressed:
             return gradients
         flat = torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
         kept = max(1, round(self.share * flat.shape[1]))
-        least = flat.abs().nan_to_num(nan=0.0).kthvalue(flat.shape[1] - kept + 1, dim=1, keepdim=True).values
+        least = _kept_from(flat.abs().nan_to_num(nan=0.0), kept)
         # What is not finite stays, so that whoever clips sees it and leaves the unit out.
         small = flat.abs() < least
         if self.signs:
@@ -40,3 +40,14 @@ class Compressed:
         flat = torch.where(small, 0.0, flat)
         pieces = flat.split([gradient[0].numel() for gradient in gradients.values()], dim=1)
         return {name: piece.view_as(gradients[name]) for name, piece in zip(gradients, pieces, strict=True)}
+
+
+def _kept_from(sizes: Tensor, kept: int) -> Tensor:
+    """The smallest of the ``kept`` largest numbers of each row, ``[rows, 1]``.
+
+    Selecting the shorter side takes a fraction of the time of ``kthvalue``, and the number is the same.
+    """
+    dropped = sizes.shape[1] - kept
+    if dropped < kept:
+        return sizes.topk(dropped + 1, dim=1, largest=False, sorted=False).values.amax(1, keepdim=True)
+    return sizes.topk(kept, dim=1, sorted=False).values.amin(1, keepdim=True)

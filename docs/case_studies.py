@@ -1,0 +1,72 @@
+"""Write the figure and the table of docs/explanation/five-printed-epsilons.md from docs/results/case-studies.json.
+
+    python docs/case_studies.py
+
+The file is what ``sfumato audit canary --json`` prints, without the seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+PAGE = DOCS / "explanation" / "five-printed-epsilons.md"
+REGION = re.compile(r"(<!-- case studies -->\n).*?(<!-- /case studies -->)", re.DOTALL)
+
+
+def case_studies() -> list[dict[str, Any]]:
+    """The measurements."""
+    found: list[dict[str, Any]] = json.loads((DOCS / "results" / "case-studies.json").read_text())["case_studies"]
+    return found
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """A line for each attack."""
+    lines = [
+        "| attacked | claimed ε | measured ε, at least | bound, 95 of 100 | the attacker |",
+        "|---|---|---|---|---|",
+    ]
+    for one in found:
+        measured = one["measured"]
+        number = f"{measured['epsilon']:.2f}"
+        shown = f"**{number}**" if one["above_claim"] else number
+        lines.append(f"| {one['name']} | {one['claimed']:g} | {shown} | {measured['method']} | {measured['threat']} |")
+    return "\n".join(lines) + "\n"
+
+
+def rendered(page: str) -> str:
+    """The page with its table written again."""
+    return REGION.sub(lambda found: found[1] + table(case_studies()) + found[2], page)
+
+
+def draw(found: list[dict[str, Any]], path: Path) -> None:
+    """Claimed and measured ε side by side."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 3.4))
+    for place, one in enumerate(reversed(found)):
+        claimed, measured = one["claimed"], one["measured"]["epsilon"]
+        colour = "#b3261e" if one["above_claim"] else "#2e7d32"
+        axes.plot([claimed, measured], [place, place], color="#bbbbbb", zorder=1)
+        axes.scatter([claimed], [place], marker="|", s=220, color="#333333", zorder=2)
+        axes.scatter([measured], [place], color=colour, s=60, zorder=3)
+        axes.annotate(f"≥ {measured:.1f}", (measured, place), xytext=(8, -4), textcoords="offset points", color=colour)
+    axes.set_yticks(range(len(found)), [one["name"] for one in reversed(found)])
+    axes.set_xlim(0, 24)
+    axes.set_xlabel("ε: the claim (line) and what an attack found (dot)")
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+if __name__ == "__main__":
+    draw(case_studies(), DOCS / "images" / "case-studies.png")
+    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
