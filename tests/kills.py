@@ -115,7 +115,7 @@ def copy_ledger(ledger: Path, place: Path) -> None:
 
 def killed(method: Method, folder: Path, seconds: float, length: int, moments: random.Random) -> bool:
     """Start a training, copy its ledger at one random moment and kill it at a later one; False if it ended before."""
-    ledger, copy = folder / "run" / "ledger.jsonl", folder / "copy"
+    ledger, copy = folder / "run" / "ledger.jsonl", folder / "earlier"
     end = time.monotonic() + moments.random() * 1.1 * seconds
     goal = moments.randrange(length + 1) if moments.random() < 0.5 else None
     copied_at = moments.randrange(goal + 1 if goal is not None else length)
@@ -167,7 +167,7 @@ def resumed(method: Method, folder: Path, which: str, trial: Trial) -> None:
         for path in ledger.parent.glob("ledger.jsonl*"):
             path.unlink()
         if which == "copy":
-            copy_ledger(folder / "copy", ledger)
+            copy_ledger(folder / "earlier", ledger)
         elif which == "another":
             with Ledger(ledger, budget_for(method)) as other:
                 other.start_run(method="other", variant="other", seeded=False)

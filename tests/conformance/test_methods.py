@@ -123,7 +123,9 @@ def test_nothing_holds_on_to_the_data(method: Method) -> None:
 def test_neighbour_replay_finds_nothing(method: Method, unit: str, pairs: int) -> None:
     private = worst_case_images(persons=unit == "person")
     result = replay(method, private, budget=budget_for(method, unit), pairs=pairs)
-    # A vector that records share moves by twice its clip norm only where one record reverses it; half shows the rest.
+    # A vector that records share moves by twice its clip norm only where one record reverses it. The critics of the
+    # small GS-WGAN are trained by one step, and a record turns their gradients by about a right angle (√2 of 2);
+    # test_gs_wgan.py reaches the bound with critics that have learnt.
     shared = method.variant == "batch-aggregation" or any(event.shards is not None for event in method.queries())
     least = 0.5 if shared else 0.9
     for seed in range(1, 8):
