@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo docs test test-long mutants lint browser evidence clean
+.PHONY: demo dist docs wheelhouse test test-long mutants lint browser evidence clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,16 @@ evidence: $(INSTALLED)
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
+# The sdist and the wheel.
+dist: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+
+# Sfumato and every package that it needs, for machines without a network (docs/how-to/install-offline.md).
+wheelhouse: $(INSTALLED)
+	rm -rf wheelhouse
+	$(BIN)/python -m pip wheel -q -c constraints.txt -w wheelhouse '.[dicom,eval,report]'
+
 # The pages are tested in a real browser.
 browser:
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
@@ -49,4 +59,4 @@ mutants: $(INSTALLED)
 	$(BIN)/python mutants/run.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis demo site
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis demo dist site wheelhouse

@@ -56,7 +56,9 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
         axes.plot([claimed, measured], [place, place], color="#bbbbbb", zorder=1)
         axes.scatter([claimed], [place], marker="|", s=220, color="#333333", zorder=2)
         axes.scatter([measured], [place], color=colour, s=60, zorder=3)
-        axes.annotate(f"≥ {measured:.1f}", (measured, place), xytext=(8, -4), textcoords="offset points", color=colour)
+        right = measured > claimed
+        shift = {"xytext": (8 if right else -8, -4), "textcoords": "offset points", "ha": "left" if right else "right"}
+        axes.annotate(f"≥ {measured:.1f}", (measured, place), color=colour, **shift)
     axes.set_yticks(range(len(found)), [one["name"] for one in reversed(found)])
     axes.set_xlim(0, 24)
     axes.set_xlabel("ε: the claim (line) and what an attack found (dot)")

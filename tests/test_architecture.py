@@ -22,7 +22,8 @@ LAYERS = (
     ("audit",),
     ("experiments",),
     ("report",),
-    ("web", "cli"),
+    ("web",),
+    ("cli",),
 )
 UNSAFE = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from release.cards import certified
+from sfumato.cli.console import console
 from sfumato.cli.main import main
 from sfumato.data.images import read
 from sfumato.evaluation.results import EvaluationResult
@@ -28,7 +29,7 @@ def write(path: Path, count: int, seed: int) -> Path:
 
 
 def evaluate(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(console, "width", 160)
     monkeypatch.setattr(sys, "argv", ["sfumato", "evaluate", *words])
     try:
         main()

@@ -6,6 +6,7 @@ import importlib
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -58,12 +59,13 @@ def test_the_blocks_of_a_page_run(page: Path, prepared: Path, tmp_path: Path, mo
     if "<!-- needs: run -->" in page.read_text(encoding="utf-8"):
         for folder in ("run", "synthetic"):
             shutil.copytree(prepared / folder, tmp_path / folder)
-    names: dict[str, object] = {"__name__": "__page__"}
+    page_module = ModuleType("page_of_the_documentation")  # classes of a page look up the module they are in
+    monkeypatch.setitem(sys.modules, page_module.__name__, page_module)
     for block in blocks(page):
         if block.tag in NOT_RUN:
             continue
         if block.language == "python":
-            _python(block.body, names)
+            _python(block.body, page_module)
         elif block.language == "sh":
             for words in block.commands():
                 if words[0] not in INSTALLING:
@@ -71,7 +73,7 @@ def test_the_blocks_of_a_page_run(page: Path, prepared: Path, tmp_path: Path, mo
                     assert sfumato(smaller(words)) == 0, words
 
 
-def _python(body: str, names: dict[str, object]) -> None:
+def _python(body: str, module: ModuleType) -> None:
     """Run a block; one that begins with the name of a file is written to that file."""
     first = body.splitlines()[0]
     if first.startswith("# ") and first.endswith(".py"):
@@ -80,7 +82,7 @@ def _python(body: str, names: dict[str, object]) -> None:
         sys.modules.pop(file.stem, None)
         importlib.invalidate_caches()
         return
-    exec(compile(_smaller_python(body), "<page>", "exec"), names)
+    exec(compile(_smaller_python(body), "<page>", "exec"), module.__dict__)
 
 
 def _smaller_python(body: str) -> str:

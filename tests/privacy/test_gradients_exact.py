@@ -17,6 +17,7 @@ from sfumato.privacy.gradients import Batch, GradientSum, PerClass, Performance,
 from sfumato.privacy.gradients.fixed_point import FixedPointSum, clip_factors, grid_spacing
 from sfumato.privacy.gradients.ghost import GhostClipping
 from sfumato.privacy.gradients.microbatches import microbatch_size
+from sfumato.privacy.gradients.row_order import RowOrderWarning
 from sfumato.privacy.randomness import Draws
 
 SIZE = 8
@@ -101,6 +102,33 @@ def test_a_unit_adds_the_same_bits_at_every_row_and_beside_any_others(model: nn.
 def test_padding_never_changes_an_answer(model: nn.Module) -> None:
     batch = make_batch(11, 2, dtype=torch.float32)
     assert same(sums(model, batch), sums(model, batch.padded(40)))
+
+
+def test_where_rows_are_rounded_differently_every_unit_is_alone_and_a_warning_says_so() -> None:
+    torch.manual_seed(0)
+    model, batch = Classifier(), make_batch(8, dtype=torch.float32)
+
+    def by_row(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return squared_error(m, x, y, r) * (1.0 + 1e-6 * torch.arange(len(x)))
+
+    with pytest.warns(RowOrderWarning, match="pieces of 1 units, 8 passes in place of one"):
+        whole = clipped_sum(model, by_row, batch, 0.3, microbatch_size=8)
+    parts = [clipped_sum(model, by_row, batch.take(i, i + 1), 0.3, microbatch_size=8) for i in (5, 0, 7, 2, 1, 6, 3, 4)]
+    assert same(whole, {name: torch.stack([part[name] for part in parts]).sum(0) for name in whole})
+
+
+def test_how_the_work_is_done_is_decided_on_random_images() -> None:
+    torch.manual_seed(0)
+    model, batch = Classifier(), make_batch(8, dtype=torch.float32)
+    batch = replace(batch, images=batch.images + 7.0)
+    seen: list[bool] = []
+
+    def noting(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        seen.append(bool((x > 2.0).any()))
+        return squared_error(m, x, y, r)
+
+    clipped_sum(model, noting, batch, 0.3, microbatch_size=8)
+    assert len(seen) > 5 and seen[-1] and not any(seen[:-1])
 
 
 @pytest.mark.parametrize("kind", ["identical", "opposite", "random"])

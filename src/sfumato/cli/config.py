@@ -23,7 +23,7 @@ from typing import Any
 
 import typer
 
-_NOT_IN_A_FILE = frozenset({"config", "help", "quiet", "traceback", "resume", "second"})
+_NOT_IN_A_FILE = frozenset({"config", "help", "quiet", "traceback", "resume", "second", "progress-file"})
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,12 +16,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sfumato.files import json_text
+from sfumato.files import json_text, write_json
 
 console = Console()
 errors = Console(stderr=True)
 
 _flags = {"quiet": False, "traceback": False}
+_progress_file: list[Path] = []
 
 
 def use_quiet(value: bool) -> bool:
@@ -35,9 +37,17 @@ def use_traceback(value: bool) -> bool:
     return value
 
 
+def use_progress_file(value: Path | None) -> Path | None:
+    """Callback of ``--progress-file``."""
+    if value is not None:
+        _progress_file[:] = [value]
+    return value
+
+
 def reset_flags() -> None:
     """Forget the flags of an earlier command in the same process."""
     _flags.update(quiet=False, traceback=False)
+    _progress_file.clear()
 
 
 def wants_traceback() -> bool:
@@ -95,6 +105,7 @@ class ProgressBar:
         self._tenths: dict[str, int] = {}
         self._started: dict[str, float] = {}
         self._tasks: dict[str, TaskID] = {}
+        self._file = ProgressFile(_progress_file[0]) if _progress_file else None
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -113,10 +124,14 @@ class ProgressBar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+        if self._file is not None:
+            self._file.write()
 
     def report(self, name: str, done: int, total: int, epsilon: float | None = None) -> None:
         """Show that ``done`` of ``total`` steps of the part ``name`` are done."""
         cost = "" if epsilon is None else f"ε {epsilon:.3g}"
+        if self._file is not None:
+            self._file.report(name, done, total, epsilon)
         if _flags["quiet"]:
             return
         if self._lines:
@@ -136,6 +151,31 @@ class ProgressBar:
         if 0 < done < total and (left := (time.monotonic() - started) * (total - done) / done) >= 10:
             words.append(f"about {duration(left)} left")
         print(", ".join(word for word in words if word), file=sys.stderr, flush=True)
+
+
+class ProgressFile:
+    """The same reports as a JSON file for another program to read: ``parts`` with name, done and total, and ε so far.
+
+    It is replaced as a whole, at most once a second. A total of 0 hides the number that is done, as on a terminal.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._parts: dict[str, dict[str, int | str]] = {}
+        self._epsilon: float | None = None
+        self._written = 0.0
+
+    def report(self, name: str, done: int, total: int, epsilon: float | None) -> None:
+        """Take a report over, and write the file if the last time is long enough ago."""
+        self._parts[name] = {"name": name, "done": done if total else 0, "total": total}
+        self._epsilon = epsilon if epsilon is not None else self._epsilon
+        if time.monotonic() - self._written >= 1.0:
+            self.write()
+
+    def write(self) -> None:
+        """Write the latest reports."""
+        write_json(self._path, {"parts": list(self._parts.values()), "epsilon": self._epsilon}, private=True)
+        self._written = time.monotonic()
 
 
 def duration(seconds: float) -> str:

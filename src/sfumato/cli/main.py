@@ -23,6 +23,7 @@ from sfumato.cli.report import report_command
 from sfumato.cli.reproduce import reproduce_app
 from sfumato.cli.sample import sample
 from sfumato.cli.train import train
+from sfumato.cli.web import web
 
 app = typer.Typer(
     help="Learn from a private image collection and release a synthetic one, with an (ε, δ) that can be checked.",
@@ -43,6 +44,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare_command,
     "demo": demo,
     "cache": cache,
+    "web": web,
 }
 _GROUPS = {"audit": audit_app, "reproduce": reproduce_app, "experiment": experiment_app}
 

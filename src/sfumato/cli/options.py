@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from sfumato.cli.config import read_config
-from sfumato.cli.console import use_quiet, use_traceback
+from sfumato.cli.console import use_progress_file, use_quiet, use_traceback
 
 if TYPE_CHECKING:
     from sfumato.data.images import Options
@@ -245,6 +245,10 @@ class _CommonOptions:
     traceback: Annotated[
         bool, typer.Option("--traceback", callback=use_traceback, is_eager=True, help="Show where an error was raised.")
     ] = False
+    progress_file: Annotated[
+        Path | None,
+        typer.Option(callback=use_progress_file, is_eager=True, hidden=True, help="Also write progress to this file."),
+    ] = None
 
 
 def expanded(function: Callable[..., None]) -> Callable[..., None]:

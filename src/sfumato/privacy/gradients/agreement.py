@@ -29,15 +29,6 @@ def few_units(part: Part, units: int, start: int = 0) -> Part:
     return replace(part, batch=part.batch.select((offsets + chosen).flatten()))
 
 
-def reversed_units(micro: Microbatch) -> Microbatch:
-    """The same units in the opposite order, within every stacked model."""
-    parts = []
-    for part in micro.parts:
-        order = torch.arange(part.batch.units, device=part.batch.weights.device).view(len(part.models), -1).flip(1)
-        parts.append(replace(part, batch=part.batch.select(order.flatten())))
-    return replace(micro, parts=tuple(parts))
-
-
 def units_multiple(device: torch.device, rows_per_unit: int) -> int:
     """Units in multiples of which a microbatch is best cut.
 
@@ -45,19 +36,6 @@ def units_multiple(device: torch.device, rows_per_unit: int) -> int:
     the rest, 32 at a time. Where rows come in such multiples there is no such remainder.
     """
     return 1 if device.type == "cuda" else math.lcm(32 * torch.get_num_threads(), rows_per_unit) // rows_per_unit
-
-
-def on_one_thread(run: Run, micro: Microbatch) -> dict[str, Tensor]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return run(micro)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def equal_sums(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def gradients_agree(fast: dict[str, Contribution], loop: dict[str, Contribution], part: Part) -> bool | None:
@@ -83,12 +61,15 @@ def gradients_agree(fast: dict[str, Contribution], loop: dict[str, Contribution]
 @contextmanager
 def deterministic(device: torch.device, performance: Performance) -> Iterator[None]:
     """Deterministic kernels chosen without timing, in the arithmetic that was asked for."""
-    before = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.benchmark, cudnn.deterministic, matmul.allow_bf16_reduced_precision_reduction
+    cudnn.benchmark, cudnn.deterministic = False, True
+    # Partial sums of split inner dimensions are kept in float32.
+    matmul.allow_bf16_reduced_precision_reduction = False
     enabled = performance.dtype is torch.bfloat16 or torch.is_autocast_enabled(device.type)
     dtype = torch.bfloat16 if performance.dtype is torch.bfloat16 else torch.get_autocast_dtype(device.type)
     try:
         with torch.autocast(device.type, dtype=dtype, enabled=enabled):
             yield
     finally:
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = before
+        cudnn.benchmark, cudnn.deterministic, matmul.allow_bf16_reduced_precision_reduction = before

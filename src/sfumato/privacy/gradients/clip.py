@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sfumato.privacy.gradients.bundles import Bundle, bundled
 from sfumato.privacy.gradients.contribution import Contribution
 from sfumato.privacy.gradients.fixed_point import clip_factors, grid_spacing
 from sfumato.privacy.gradients.groups import Groups
@@ -26,32 +27,33 @@ def clip_and_sum(micro: Microbatch, found: Found, groups: Groups) -> dict[str, T
 
 def _clip_and_sum(micro: Microbatch, found: Found, groups: Groups) -> dict[str, Tensor]:
     owner = {name: group for group, (_, names) in groups.items() for name in names}
-    factors = _factors(micro, found, groups, owner)
+    bundles = [
+        list(bundled(contributions, {name: owner[part.prefixes[0] + name] for name in contributions}))
+        for part, contributions in zip(micro.parts, found, strict=True)
+    ]
+    factors = _factors(micro, [one for own in bundles for one in own], groups)
     sums: dict[str, Tensor] = {}
-    for part, contributions in zip(micro.parts, found, strict=True):
-        for name, contribution in contributions.items():
-            group = owner[part.prefixes[0] + name]
+    for part, own in zip(micro.parts, bundles, strict=True):
+        for group, bundle in own:
             factor = factors[group]
             if micro.shared:
-                factor = factor.repeat(contribution.stack)
-            values = contribution.sums(factor, grid_spacing(groups[group][0]))
-            sums.update(zip((prefix + name for prefix in part.prefixes), values, strict=True))
+                factor = factor.repeat(bundle.stack)
+            for name, values in bundle.sums(factor, grid_spacing(groups[group][0])):
+                sums.update(zip((prefix + name for prefix in part.prefixes), values, strict=True))
     return sums
 
 
-def _factors(micro: Microbatch, found: Found, groups: Groups, owner: dict[str, str]) -> dict[str, Tensor]:
+def _factors(micro: Microbatch, bundles: list[tuple[str, Bundle]], groups: Groups) -> dict[str, Tensor]:
     """Group → what each unit's vector is multiplied with; 0 in every group if a norm of the unit is not finite."""
     measured: dict[str, list[tuple[Tensor, Tensor, float]]] = {}
     steps: dict[str, float] = {}
-    for part, contributions in zip(micro.parts, found, strict=True):
-        for name, contribution in contributions.items():
-            group, stack = owner[part.prefixes[0] + name], contribution.stack
-            norm, spread = contribution.norms()
-            if micro.shared:
-                norm, spread = (torch.linalg.vector_norm(v.view(stack, -1), dim=0) for v in (norm, spread))
-            measured.setdefault(group, []).append((norm, spread, contribution.relative))
-            # A shared unit has a vector in each of the stacked models.
-            steps[group] = steps.get(group, 0.0) + contribution.absolute**2 * (stack if micro.shared else 1)
+    for group, bundle in bundles:
+        norm, spread = bundle.norms()
+        if micro.shared:
+            norm, spread = (torch.linalg.vector_norm(v.view(bundle.stack, -1), dim=0) for v in (norm, spread))
+        measured.setdefault(group, []).append((norm, spread, bundle.contribution.relative))
+        # A shared unit has a vector in each of the stacked models.
+        steps[group] = steps.get(group, 0.0) + bundle.absolute**2 * (bundle.stack if micro.shared else 1)
     factors = {}
     for group, values in measured.items():
         norms, spreads = torch.stack([n for n, _, _ in values]), torch.stack([s for _, s, _ in values])

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 from sfumato.privacy.gradients.fixed_point import EXACT_UNITS
+
+BLOCK = 1 << 18  # numbers worked on at a time: the buffers stay in a CPU's cache
+_LONG_ROW = 1 << 14  # numbers of one row from which rows are taken one by one
 
 
 class Contribution(ABC):
@@ -22,6 +27,8 @@ class Contribution(ABC):
     stack: int
     relative: float
     absolute: float
+    bytes_per_unit: float
+    """Memory that a unit takes while it is measured and added."""
 
     @abstractmethod
     def norms(self) -> tuple[Tensor, Tensor]:
@@ -47,20 +54,64 @@ class PerExample(Contribution):
     def __init__(self, gradient: Tensor, *, stack: int) -> None:
         self.gradient, self.stack = gradient, stack
         self.absolute = math.sqrt(gradient.shape[1]) / 2.0
+        # Where the work is not done in blocks, float32 and float64 copies of the gradients are alive at once.
+        copies = 0 if in_blocks(gradient) else 12
+        self.bytes_per_unit = float(gradient.shape[1] * (gradient.element_size() + copies))
 
     def norms(self) -> tuple[Tensor, Tensor]:
-        norm = torch.linalg.vector_norm(self.gradient, dim=1, dtype=torch.float64)
+        norm = row_norms(self.gradient)
         return norm, norm
 
     def gradients(self) -> Tensor:
         return self.gradient
 
     def sums(self, factor: Tensor, spacing: float) -> Tensor:
-        gradient = self.gradient.to(working(self.gradient.dtype))
-        scaled = torch.round(gradient * (factor / spacing).to(gradient.dtype)[:, None])
+        dtype = working(self.gradient.dtype)
+        scale = (factor / spacing).to(dtype)[:, None]
+        if in_blocks(self.gradient):
+            return self._sums_in_blocks(scale)
+        scaled = torch.round(self.gradient.to(dtype) * scale)
         whole = torch.where(factor[:, None] > 0, scaled, 0.0)
         parts = whole.view(self.stack, -1, whole.shape[1]).split(EXACT_UNITS, dim=1)
         return add([part.sum(1, dtype=torch.float64) for part in parts])
+
+    def _sums_in_blocks(self, scale: Tensor) -> Tensor:
+        """The same numbers, a block of columns at a time in buffers that stay in a CPU's cache."""
+        numel, each = self.gradient.shape[1], len(self.gradient) // self.stack
+        most = min(each, EXACT_UNITS)
+        width = min(numel, -(-BLOCK // most))
+        scaled, whole = scale.new_empty(most, width), scale.new_empty(most, width, dtype=torch.float64)
+        part, total = whole.new_empty(numel), torch.zeros(self.stack, numel, dtype=torch.int64)
+        unusable = (scale[:, 0] == 0).nonzero()[:, 0]  # 0 times a number that is not finite is not 0
+        for model, first in itertools.product(range(self.stack), range(0, each, most)):
+            rows = slice(model * each + first, model * each + min(each, first + most))
+            skipped = unusable[(unusable >= rows.start) & (unusable < rows.stop)] - rows.start
+            for start in range(0, numel, width):
+                columns = slice(start, min(numel, start + width))
+                shape = (slice(rows.stop - rows.start), slice(columns.stop - start))
+                torch.mul(self.gradient[rows, columns], scale[rows], out=scaled[shape])
+                scaled[shape].index_fill_(0, skipped, 0.0)
+                whole[shape].copy_(scaled[shape].round_())
+                torch.sum(whole[shape], 0, out=part[columns])
+            total[model].add_(part.to(torch.int64))
+        return total
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """The norm of each row of a matrix, float64."""
+    if not in_blocks(rows) or rows.numel() <= BLOCK:
+        return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    if rows.shape[1] >= _LONG_ROW:
+        buffer = torch.empty(rows.shape[1], dtype=torch.float64)
+        return torch.stack([torch.linalg.vector_norm(buffer.copy_(row)) for row in rows])
+    # In blocks of columns, so that every row is added up in the same order.
+    blocks = [torch.linalg.vector_norm(block.double(), dim=1) for block in rows.split(-(-BLOCK // len(rows)), dim=1)]
+    return torch.linalg.vector_norm(torch.stack(blocks), dim=0)
+
+
+def in_blocks(tensor: Tensor) -> bool:
+    """On a CPU memory is the bottleneck; a GPU prefers few kernels, and a compiler makes its own blocks."""
+    return tensor.device.type == "cpu" and not is_fake(tensor)
 
 
 def add(parts: list[Tensor]) -> Tensor:

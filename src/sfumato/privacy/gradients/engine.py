@@ -6,8 +6,8 @@
 3. Refusal, with the reason.
 
 The first time a model, a loss and their shapes are seen, a few units are also taken one at a time, and the fast way
-must agree with that loop; and a microbatch is taken in two orders, which must give the same bits. In a training this
-happens on the random images of the start-up check (``probe``), so that no choice depends on private data.
+must agree with that loop; and a microbatch is taken in several orders, which must give the same bits (``row_order``).
+Both are done on random images of the same shape, so that no choice depends on private data.
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ from torch import Tensor, nn
 from sfumato.privacy.gradients.agreement import (
     Run,
     deterministic,
-    equal_sums,
     few_units,
     gradients_agree,
-    on_one_thread,
-    reversed_units,
     units_multiple,
 )
 from sfumato.privacy.gradients.batch import Batch, Loss
@@ -42,6 +39,7 @@ from sfumato.privacy.gradients.microbatches import Microbatch, microbatch_size, 
 from sfumato.privacy.gradients.mixing import refuse_mixing
 from sfumato.privacy.gradients.per_class import Part, PerClass
 from sfumato.privacy.gradients.performance import Performance
+from sfumato.privacy.gradients.row_order import RowOrder, public_copy
 from sfumato.privacy.gradients.sparsify import Compressed
 from sfumato.privacy.gradients.task import trainable_parameters
 from sfumato.privacy.gradients.traced import TracedPass
@@ -61,8 +59,7 @@ class Known:
     untraced: str | None = None
     vmap_agrees: bool = False
     bytes_per_unit: float = 0.0
-    rows_alike: dict[tuple[str, int], bool] = field(default_factory=dict)
-    """The way it is run, and microbatch size → whether a unit gives the same bits at every row."""
+    row_order: RowOrder = field(default_factory=RowOrder)
     last_loss: Loss | None = None
     compiled: CompiledMicrobatch | None = None
     uncompiled: bool = False
@@ -188,15 +185,15 @@ class GradientSum:
             # Another number of rows than the microbatches have: equal shapes cannot be a coincidence then.
             few = next(microbatches(self.model, batch, FEW - (self._size == FEW), stacked=stacked), None)
             if few is not None:
-                self._learn(few, known)
+                self._learn(public_copy(few), known)
         size = self._units(batch, known)
         for micro in microbatches(self.model, batch, size, stacked=stacked):
             if (batch.rows_per_unit, size) not in self._runs:
-                self._runs[batch.rows_per_unit, size] = self._choose(micro, known, size)
+                self._runs[batch.rows_per_unit, size] = self._choose(micro, known)
             total.add(self._runs[batch.rows_per_unit, size](micro), micro.units)
         return total
 
-    def _choose(self, micro: Microbatch, known: Known, size: int) -> Run:
+    def _choose(self, micro: Microbatch, known: Known) -> Run:
         """How the microbatches of this sum are run: all of them in one way, so that no unit's bits depend on its place.
 
         A microbatch is compiled when the same loss comes a second time; a loss made anew for each step stays eager.
@@ -209,12 +206,7 @@ class GradientSum:
         kind = "eager"
         if compiles and known.compiled is not None and known.compiled.serves(micro, self.loss, self.groups):
             run, kind = known.compiled, "compiled"
-        for name, way in ((kind, run), ("one thread", functools.partial(on_one_thread, run))):
-            if (name, size) not in known.rows_alike:
-                known.rows_alike[name, size] = size == 1 or equal_sums(way(micro), way(reversed_units(micro)))
-            if known.rows_alike[name, size]:
-                return way
-        return functools.partial(self._one_by_one, known=known)
+        return known.row_order.choose(run, micro, kind=kind, eager=functools.partial(self._eager, known=known))
 
     def _compile(self, micro: Microbatch, known: Known) -> None:
         if known.uncompiled or (known.compiled and known.compiled.serves(micro, self.loss, self.groups)):
@@ -239,15 +231,6 @@ class GradientSum:
 
     def _pass(self, part: Part) -> TracedPass:
         return TracedPass(part, self.loss, channels_last=self.performance.channels_last)
-
-    def _one_by_one(self, micro: Microbatch, known: Known) -> dict[str, Tensor]:
-        """Where a unit's bits depend on its row, every unit has a microbatch of its own."""
-        total: dict[str, Tensor] = {}
-        for start in range(micro.parts[0].batch.units // len(micro.parts[0].models)):
-            one = Microbatch(tuple(few_units(part, 1, start) for part in micro.parts), micro.shared)
-            for name, values in self._eager(one, known).items():
-                total[name] = total[name] + values if name in total else values
-        return total
 
     def _learn(self, micro: Microbatch, known: Known) -> None:
         """Take a few units by tracing and one at a time; agreement makes their shapes known."""

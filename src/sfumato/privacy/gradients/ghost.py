@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from sfumato.privacy.gradients.contribution import Contribution, add, working
+from sfumato.privacy.gradients.contribution import BLOCK, Contribution, add, in_blocks, working
 from sfumato.privacy.gradients.fixed_point import EXACT_UNITS, FRACTION_BITS, MOST_SPREAD
 
 _SCALE = 2.0 ** (FRACTION_BITS // 2)
@@ -31,33 +31,74 @@ class GhostClipping(Contribution):
     def __init__(self, a: Tensor, b: Tensor, *, stack: int) -> None:
         self.a, self.b, self.stack = a, b, stack
         inner, outer, positions = a.shape[2], b.shape[2], a.shape[1]
+        self._length = _lengths(a)
         # |round(a') - a'| ≤ √inner / 2 where |a'| = 2^22; the other rounding is √outer / 2 steps times |round(a')|.
         self.relative = math.sqrt(inner) / (2.0 * _SCALE) * (1.0 + 1e-6)
         self.absolute = positions * math.sqrt(outer) / 2.0 * (_SCALE + math.sqrt(inner))
+        self.bytes_per_unit = 16.0 * positions * (inner + outer)
+        # Terms of one position are as small as the vector; terms of several may cancel, and fewer units fit.
+        self._units = EXACT_UNITS if positions == 1 else _CANCELLING_UNITS
+        self._block = max(1, BLOCK // (positions * (inner + outer)))
 
     def norms(self) -> tuple[Tensor, Tensor]:
-        spread = (_lengths(self.a) * _lengths(self.b)).sum(1)
+        spread = (self._length * _lengths(self.b)).sum(1)
         if self.a.shape[1] == 1:
             return spread, spread
-        a, b = self.a.double(), self.b.double()
-        left, right = torch.bmm(a, a.transpose(1, 2)), torch.bmm(b, b.transpose(1, 2))
+        # Blocks of equal size: a product of another shape may be rounded otherwise.
+        size = _divisor(len(self.a), self._block) if in_blocks(self.a) else len(self.a)
+        squares = [_gram_product(a, b) for a, b in zip(self.a.split(size), self.b.split(size), strict=True)]
         # Rounding may leave a vanishing square a hair below zero; NaN must stay NaN, so no clamp to a number.
-        return (left * right).sum((1, 2)).abs().sqrt(), spread
+        return torch.cat(squares).abs().sqrt(), spread
 
     def gradients(self) -> Tensor:
         return outer_products(self.a, self.b)
 
     def sums(self, factor: Tensor, spacing: float) -> Tensor:
-        length = _lengths(self.a)
-        counts = ((factor[:, None] > 0) & (length > 0))[:, :, None]
-        left = torch.round(self.a.double() * (_SCALE / length)[:, :, None])
-        right = torch.round(self.b.double() * (factor[:, None] * length / (_SCALE * spacing))[:, :, None])
-        left, right = (torch.where(counts, value, 0.0) for value in (left, right))
+        if in_blocks(self.a) and self.stack == 1:
+            return self._sums_in_blocks(factor, spacing)
+        left, right = _whole_numbers(self.a, self.b, self._length, factor, spacing=spacing)
         left, right = (value.view(self.stack, -1, *value.shape[1:]) for value in (left, right))
-        # Terms of one position are as small as the vector; terms of several may cancel, and fewer units fit.
-        size = EXACT_UNITS if left.shape[2] == 1 else _CANCELLING_UNITS
-        parts = zip(left.split(size, dim=1), right.split(size, dim=1), strict=True)
+        parts = zip(left.split(self._units, dim=1), right.split(self._units, dim=1), strict=True)
         return add([torch.bmm(b.flatten(1, 2).transpose(1, 2), a.flatten(1, 2)).flatten(1) for a, b in parts])
+
+    def _sums_in_blocks(self, factor: Tensor, spacing: float) -> Tensor:
+        """The same numbers, a few units at a time: the copies in float64 stay in a CPU's cache."""
+        total = torch.zeros(self.b.shape[2] * self.a.shape[2], dtype=torch.int64)
+        several = (self.a, self.b, self._length, factor)
+        for exact in zip(*(value.split(self._units) for value in several), strict=True):
+            part = torch.zeros(self.b.shape[2], self.a.shape[2], dtype=torch.float64)
+            for few in zip(*(value.split(max(self._block, _CANCELLING_UNITS)) for value in exact), strict=True):
+                left, right = (value.flatten(0, 1) for value in _whole_numbers(*few, spacing=spacing))
+                part.addmm_(right.t(), left)
+            total.add_(part.flatten().to(torch.int64))
+        return total[None]
+
+
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor that is not above ``most``."""
+    return next(size for size in range(min(number, most), 0, -1) if number % size == 0)
+
+
+def _gram_product(a: Tensor, b: Tensor) -> Tensor:
+    """Each unit's ``Σ_{t,s} ⟨a_t, a_s⟩ ⟨b_t, b_s⟩``."""
+    a, b = a.double(), b.double()
+    return (torch.bmm(a, a.transpose(1, 2)) * torch.bmm(b, b.transpose(1, 2))).sum((1, 2))
+
+
+def _whole_numbers(a: Tensor, b: Tensor, length: Tensor, factor: Tensor, *, spacing: float) -> tuple[Tensor, Tensor]:
+    """Both operands as whole numbers in float64, 0 where a unit adds nothing."""
+    counts = (factor[:, None] > 0) & (length > 0)
+    right = factor[:, None] * length / (_SCALE * spacing)
+    return _rounded(a, _SCALE / length, counts), _rounded(b, right, counts)
+
+
+def _rounded(rows: Tensor, scale: Tensor, counts: Tensor) -> Tensor:
+    scaled = rows.to(torch.float64, copy=True).mul_(scale[:, :, None]).round_()
+    if in_blocks(rows):
+        unit, position = (~counts).nonzero(as_tuple=True)  # mostly none
+        scaled[unit, position] = 0.0
+        return scaled
+    return torch.where(counts[:, :, None], scaled, 0.0)
 
 
 def outer_products(a: Tensor, b: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from sfumato.privacy.gradients.contribution import Contribution, PerExample, working
 from sfumato.privacy.gradients.ghost import GhostClipping, outer_products
 
-_MEMORY_COST = 16.0
+_MEMORY_COST = 48.0
 """Multiplications that take as long as writing, measuring and adding one number of a gradient on a CPU."""
 
 
@@ -48,6 +48,7 @@ class Reordered(Contribution):
     def __init__(self, inner: Contribution, order: Callable[[Tensor], Tensor]) -> None:
         self.inner, self.order = inner, order
         self.stack, self.relative, self.absolute = inner.stack, inner.relative, inner.absolute
+        self.bytes_per_unit = inner.bytes_per_unit
 
     def norms(self) -> tuple[Tensor, Tensor]:
         return self.inner.norms()

@@ -27,13 +27,13 @@ class TracedPass:
         """``values`` stand in for the models' parameters and the first model's buffers, as in a compiled function."""
         record = _record(part, loss, values, channels_last=channels_last)
         self.signature: tuple[object, ...] = (len(part.models) > 1, *record.signature)
-        # Inputs and output gradients, the largest temporary, and every unit's gradient while it is scaled and added.
-        numel = sum(value.numel() for value in trainable_parameters(part.models[0]).values())
-        self.bytes_per_unit = (2 * record.held + 2 * record.written) / part.batch.units + 12.0 * numel
         with torch.no_grad(), torch.autocast(part.batch.images.device.type, enabled=False):
             self.contributions: dict[str, Contribution] = {
                 name: merge(uses) for name, uses in record.contributions.items()
             }
+        # Inputs and output gradients, the largest temporary, and what the contributions hold.
+        held = sum(contribution.bytes_per_unit for contribution in self.contributions.values())
+        self.bytes_per_unit = (2 * record.held + 2 * record.written) / part.batch.units + held
 
 
 def _record(part: Part, loss: Loss, values: Values | None, *, channels_last: bool) -> Record:

@@ -24,6 +24,7 @@ class Lookup(Contribution):
         """``index`` is ``[units]``, ``gradient`` ``[units, width]``."""
         self.index, self.gradient, self.table, self.stack = index, gradient, table, stack
         self.absolute = math.sqrt(table[1]) / 2.0
+        self.bytes_per_unit = 24.0 * table[1]
 
     def norms(self) -> tuple[Tensor, Tensor]:
         norm = torch.linalg.vector_norm(self.gradient, dim=1, dtype=torch.float64)

@@ -1,0 +1,87 @@
+"""The command line of everything that the page does. A job runs exactly these arguments, and the page shows them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from sfumato.web.choices import Choices, Form, method_options
+from sfumato.web.workspace import Workspace
+
+# Options are written as one word, --name=value, so that no value can be taken for an option.
+
+SAMPLES = 1000
+HOLD_OUT = 0.1
+
+
+def line(arguments: Sequence[str]) -> str:
+    """What to type in a terminal."""
+    return shlex.join(["sfumato", *arguments])
+
+
+def inspect(data: Path) -> list[str]:
+    """What is in a collection."""
+    return ["inspect", str(data), "--json"]
+
+
+def plan(choices: Choices) -> list[str]:
+    """What every method would spend, or the one that was chosen."""
+    return ["plan", *([choices.method] if choices.method else []), *choices.budget_options(), "--json"]
+
+
+def create_ledger(ledger: Path, choices: Choices, limit: float) -> list[str]:
+    """The collection's ledger with its limit over all trainings."""
+    return ["ledger", str(ledger), "--create", f"--epsilon={limit:g}", *choices.budget_options()[1:]]
+
+
+def train(data: Path, run: Path, ledger: Path, choices: Choices, form: Form) -> list[str]:
+    """A training."""
+    words = ["train", str(data), *method_options(form), *choices.budget_options(), *choices.reading_options()]
+    if choices.declared_size is not None:
+        words.append(f"--declared-size={choices.declared_size}")
+    if "hold_out" in form:
+        words.append(f"--hold-out={HOLD_OUT:g}")
+    return [*words, f"--ledger={ledger}", f"--out={run}"]
+
+
+def report(run: Path) -> list[str]:
+    """The public page, which is scanned before it is written, and the internal page."""
+    return ["report", str(run)]
+
+
+def review(data: Path, run: Path, samples: Path, choices: Choices) -> list[list[str]]:
+    """Samples, their accuracy and memorisation beside the images that were held out, and the pages."""
+    internal = run / "internal"
+    real = [f"--real={data}", *choices.reading_options()]
+    if (internal / "hold_out.json").exists():
+        real.append(f"--held-out={run}")
+    results = [f"--json={internal / 'evaluation.json'}", f"--neighbours={internal / 'neighbours.png'}"]
+    measured = ["evaluate", str(samples), *real, "--seeds=2", "--no-inception", *results]
+    drawn = [] if samples.exists() else [["sample", str(run), f"--count={SAMPLES}", "--seed=1", f"--out={samples}"]]
+    return [*drawn, measured, report(run)]
+
+
+def audit(run: Path) -> list[list[str]]:
+    """The audits of a finished release that touch no private data, and the pages, which then name them."""
+    return [["audit", "release", str(run)], report(run)]
+
+
+def export(run: Path, out: Path, count: int, format: str) -> list[str]:
+    """Synthetic images with their card."""
+    return ["sample", str(run), f"--count={count}", f"--format={format}", f"--out={out}"]
+
+
+def show_ledger(ledger: Path, run: Path) -> list[str]:
+    """The ledger's entry for a release."""
+    return ["ledger", str(ledger), f"--release={run}", "--json"]
+
+
+def resumed(command: tuple[str, ...], workspace: Workspace) -> tuple[str, ...]:
+    """The same training, continued if it had begun."""
+    if command[0] != "train":
+        return command
+    out = next(Path(word.removeprefix("--out=")) for word in command if word.startswith("--out="))
+    begun = (workspace.inside(str(out.parent)) / out.name / "internal" / "run.json").exists()
+    plain = tuple(word for word in command if word != "--resume")
+    return (*plain, "--resume") if begun else plain

@@ -1,0 +1,159 @@
+"""What the workspace holds: collections with the budget that is left of each, runs and their releases."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from sfumato.privacy import Budget, Ledger
+from sfumato.release.card import Card, rounded_up
+from sfumato.report.folder import RunFolder
+from sfumato.web.jobs import ACTIVE, Job, Jobs
+from sfumato.web.workspace import NotThere, Workspace, read_json
+
+
+@dataclass(frozen=True)
+class Spending:
+    """The state of a ledger: ε spent, the limit, and what is left of it."""
+
+    path: Path
+    spent: float | None
+    limit: float | None
+    delta: float
+    unit: str
+    runs: tuple[dict[str, Any], ...]
+    entries: int
+    head: str
+
+    @property
+    def left(self) -> float | None:
+        """The ε that is left."""
+        if self.limit is None or self.spent is None:
+            return None
+        return max(0.0, self.limit - self.spent)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A collection that was chosen, its inspection and its ledger."""
+
+    name: str
+    path: Path
+    inspection: dict[str, Any] | None
+    spending: Spending | None
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run: its training, its state, and its card once it is finished."""
+
+    name: str
+    path: Path
+    job: Job | None
+    state: str
+    card: Card | None
+
+
+def spending(ledger: Path) -> Spending | None:
+    """What was spent; ``None`` where there is no ledger yet."""
+    try:
+        found = ledger.stat()
+    except FileNotFoundError:
+        return None
+    return _spending(ledger, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=256)
+def _spending(ledger: Path, changed: int, size: int) -> Spending:
+    """Accounting takes a moment; it is done again only when the file has changed."""
+    found = Ledger.read(ledger)
+    spent, limit = found.spent(), found.limit
+    return Spending(
+        ledger,
+        None if spent == math.inf else rounded_up(spent),
+        limit.epsilon if isinstance(limit, Budget) else None,
+        limit.delta,
+        limit.unit,
+        tuple(found.runs()),
+        *found.head,
+    )
+
+
+def collections(workspace: Workspace, jobs: Jobs) -> list[Collection]:
+    """Every collection that was chosen and still exists."""
+    found = []
+    inspections = _latest(jobs, "inspect")
+    for path in sorted((workspace.folder / "collections").glob("*.json")):
+        try:
+            found.append(_collection(workspace, jobs, path.stem, inspections.get(path.stem)))
+        except (NotThere, ValueError):
+            continue
+    return found
+
+
+def collection(workspace: Workspace, jobs: Jobs, name: str) -> Collection:
+    """The collection of this name."""
+    return _collection(workspace, jobs, name, _latest(jobs, "inspect").get(name))
+
+
+def _collection(workspace: Workspace, jobs: Jobs, name: str, inspection: Job | None) -> Collection:
+    path = workspace.collection(name)
+    done = inspection is not None and jobs.state(inspection.id) == "done"
+    output = jobs.output(inspection.id) if inspection is not None and done else None
+    return Collection(name, path, output, spending(workspace.ledger(name)))
+
+
+def _latest(jobs: Jobs, kind: str) -> dict[str, Job]:
+    """The latest job of this kind for each collection."""
+    found: dict[str, Job] = {}
+    for job in jobs.all():
+        if job.kind == kind and job.collection is not None:
+            found.setdefault(job.collection, job)
+    return found
+
+
+def runs(workspace: Workspace, jobs: Jobs) -> list[RunSummary]:
+    """Every run, the latest first; also those that a command line wrote into the folder."""
+    trainings: dict[str, Job] = {}
+    for job in jobs.all():
+        if job.kind == "train" and job.run is not None:
+            trainings.setdefault(job.run, job)
+    folders = {path.name for path in (workspace.folder / "runs").iterdir() if path.is_dir()}
+    names = [*trainings, *sorted(folders - set(trainings))]
+    return [_summary(workspace, jobs, name, trainings.get(name)) for name in names]
+
+
+def run(workspace: Workspace, jobs: Jobs, name: str) -> RunSummary:
+    """The run of this name."""
+    training = next((job for job in jobs.all() if job.kind == "train" and job.run == name), None)
+    if training is None and not workspace.named("runs", name).is_dir():
+        raise NotThere("there is no such run")
+    return _summary(workspace, jobs, name, training)
+
+
+def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> RunSummary:
+    path = workspace.named("runs", name)
+    state = jobs.state(job.id) if job is not None else "done"
+    card = None
+    if state not in ACTIVE and (path / "release" / "card.json").is_file():
+        card = RunFolder(path).card()
+    return RunSummary(name, path, job, state, card)
+
+
+def job_view(jobs: Jobs, job: Job) -> dict[str, Any]:
+    """What the page of a job shows and its event stream sends: the state, public progress and the end of the log."""
+    folder = jobs.folder(job.id)
+    status = read_json(folder / "status.json") or {}
+    progress = read_json(folder / "progress.json") or {"parts": [], "epsilon": None}
+    return {
+        "state": jobs.state(job.id),
+        "stopping": (folder / "stop").exists(),
+        "number": status.get("number", 0) + 1,
+        "of": len(job.commands),
+        "parts": progress["parts"],
+        "epsilon": progress["epsilon"],
+        "log": jobs.log(job.id),
+    }

@@ -1,0 +1,207 @@
+"""Jobs on disk: the commands that the page runs, each in a folder of its own, and what has become of them.
+
+A job is run by a process that outlives the server (``sfumato.web.worker``). The server reads its folder and never
+needs to remember anything:
+
+``job.json``      what was asked; never changed
+``status.json``   what the worker has come to
+``progress.json`` public numbers of the running command
+``log``           what the commands wrote to standard error; ``output-0`` … to standard output
+``stop``          exists once someone asked to stop
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sfumato.files import private_folder, write_json
+from sfumato.web.processes import Process
+from sfumato.web.workspace import NotThere, Refused, Workspace, read_json
+
+ACTIVE = ("queued", "running")
+FINAL = ("done", "failed", "stopped", "interrupted")
+_PATIENCE = 60.0  # seconds in which a worker must have written its first status
+
+
+@dataclass(frozen=True)
+class Job:
+    """What was asked.
+
+    Attributes:
+        id: The name of the folder; later jobs have later names.
+        kind: inspect, plan, train, review, audit or export.
+        title: One line for people.
+        commands: Arguments of ``sfumato``, run one after the other.
+        prepared: Arguments of what was done already when the job was made.
+        locks: What must be free before it runs: a device, a ledger.
+        collection: The name of the collection.
+        run: The name of the run, if the job is about one.
+        choices: What was chosen in the form, for the pages that follow.
+        next: The address of the page that shows the result.
+        made: When it was asked.
+    """
+
+    id: str
+    kind: str
+    title: str
+    commands: tuple[tuple[str, ...], ...]
+    locks: tuple[str, ...] = ()
+    collection: str | None = None
+    run: str | None = None
+    prepared: tuple[tuple[str, ...], ...] = ()
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    next: str = "/"
+    made: str = ""
+
+    @property
+    def command_lines(self) -> list[str]:
+        """What does the same in a terminal."""
+        return [shlex.join(["sfumato", *arguments]) for arguments in (*self.prepared, *self.commands)]
+
+
+class Jobs:
+    """All jobs of a workspace."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self._workers: list[subprocess.Popen[bytes]] = []
+
+    def folder(self, job: str) -> Path:
+        """The folder of a job."""
+        return self.workspace.named("jobs", job)
+
+    def start(
+        self,
+        kind: str,
+        title: str,
+        commands: Sequence[Sequence[str]],
+        *,
+        locks: Sequence[str] = (),
+        collection: str | None = None,
+        run: str | None = None,
+        prepared: Sequence[Sequence[str]] = (),
+        choices: Mapping[str, Any] | None = None,
+        next: str = "/",
+    ) -> Job:
+        """Write a job down and start its worker, a process of its own that does not end with the server."""
+        now = datetime.now(UTC)
+        name = f"{now:%Y%m%d-%H%M%S-%f}-{kind}-{secrets.token_hex(2)}"
+        job = Job(
+            name,
+            kind,
+            title,
+            tuple(tuple(command) for command in commands),
+            tuple(sorted(locks)),
+            collection,
+            run,
+            tuple(tuple(command) for command in prepared),
+            choices or {},
+            next.replace("{job}", name),
+            now.isoformat(timespec="seconds"),
+        )
+        folder = private_folder(self.folder(name))
+        write_json(folder / "status.json", {"state": "queued"}, private=True)
+        write_json(folder / "job.json", asdict(job), private=True)
+        self._workers = [worker for worker in self._workers if worker.poll() is None]
+        self._workers.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "sfumato.web.worker", str(folder)],
+                cwd=self.workspace.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
+        return job
+
+    def find(self, job: str) -> Job:
+        """The job of this name."""
+        return read_job(self.folder(job))
+
+    def all(self) -> list[Job]:
+        """All jobs, the latest first."""
+        names = sorted((path.name for path in (self.workspace.folder / "jobs").iterdir()), reverse=True)
+        found = (read_json(self.folder(name) / "job.json") for name in names)
+        return [_from_json(facts) for facts in found if facts is not None]
+
+    def state(self, job: str) -> str:
+        """queued, running, done, failed, stopped, or interrupted: the worker and its command have disappeared."""
+        return job_state(self.folder(job))
+
+    def stop(self, job: str) -> None:
+        """Ask a job to stop: its command gets the signal that Ctrl-C sends, and keeps its checkpoint."""
+        folder = self.folder(job)
+        if self.state(job) not in ACTIVE:
+            raise Refused("this job is not running")
+        (folder / "stop").touch()
+        status = read_json(folder / "status.json") or {}
+        child = _process(status.get("command"))
+        if not _alive(status.get("worker")) and child is not None and child.alive:
+            os.kill(child.pid, signal.SIGINT)
+
+    def output(self, job: str, number: int = 0) -> Any:
+        """What a command of a finished job printed as JSON."""
+        return read_json(self.folder(job) / f"output-{number}")
+
+    def log(self, job: str, *, lines: int = 20) -> list[str]:
+        """The last lines of the log."""
+        path = self.folder(job) / "log"
+        if not path.exists():
+            return []
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 20_000))
+            return file.read().decode(errors="replace").splitlines()[-lines:]
+
+
+def read_job(folder: Path) -> Job:
+    """The job in this folder."""
+    facts = read_json(folder / "job.json")
+    if facts is None:
+        raise NotThere("there is no such job")
+    return _from_json(facts)
+
+
+def job_state(folder: Path) -> str:
+    """The state of the job in this folder, from its status and from the processes that are alive."""
+    status = read_json(folder / "status.json")
+    if status is None:
+        raise NotThere("there is no such job")
+    state: str = status["state"]
+    if state not in ACTIVE or _alive(status.get("worker")) or _alive(status.get("command")):
+        return state
+    # The worker may have finished between the reading of its status and the look at its process.
+    state = (read_json(folder / "status.json") or status)["state"]
+    if state not in ACTIVE:
+        return state
+    if "worker" not in status and time.time() - (folder / "status.json").stat().st_mtime < _PATIENCE:
+        return state
+    return "interrupted"
+
+
+def _process(facts: Mapping[str, int] | None) -> Process | None:
+    return None if facts is None else Process(facts["pid"], facts["started"])
+
+
+def _alive(facts: Mapping[str, int] | None) -> bool:
+    process = _process(facts)
+    return process is not None and process.alive
+
+
+def _from_json(facts: Mapping[str, Any]) -> Job:
+    values = dict(facts)
+    for key in ("commands", "prepared"):
+        values[key] = tuple(tuple(command) for command in facts[key])
+    values["locks"] = tuple(facts["locks"])
+    return Job(**values)

@@ -1,0 +1,219 @@
+"""The pages that show something. None of them changes anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+
+from sfumato.methods import METHODS, find
+from sfumato.privacy import Ledger
+from sfumato.web import commands, contents
+from sfumato.web.choices import EPSILONS, FORMATS, PURPOSES, Choices, suggested
+from sfumato.web.jobs import FINAL, Job, Jobs
+from sfumato.web.plans import method_rows
+from sfumato.web.rendering import INSIDE, MAY_LEAVE, MIXED, STATIC, page, stops, stops_json, style_sheet
+from sfumato.web.security import DOCUMENT_POLICY
+from sfumato.web.workspace import NotThere, Refused, Workspace
+
+_SECOND = 1.0
+_LISTED = 1000
+
+
+def page_routes(workspace: Workspace, jobs: Jobs) -> APIRouter:
+    """Every address that is read."""
+    pages = Pages(workspace, jobs)
+    router = APIRouter()
+    routes: dict[str, Callable[..., Any]] = {
+        "/": pages.overview,
+        "/browse": pages.browse,
+        "/collections/{name}": pages.collection,
+        "/plans/{job}": pages.plan,
+        "/jobs/{job}": pages.job,
+        "/jobs/{job}/events": pages.events,
+        "/runs/{name}": pages.run,
+        "/runs/{name}/release": pages.release,
+        "/runs/{name}/documents/{document}": pages.document,
+        "/static/web.css": pages.styles,
+        "/static/web.js": pages.script,
+    }
+    for address, handler in routes.items():
+        router.add_api_route(address, handler, methods=["GET"], response_model=None)
+    return router
+
+
+class Pages:
+    """Reads the workspace and renders it."""
+
+    def __init__(self, workspace: Workspace, jobs: Jobs) -> None:
+        self.workspace, self.jobs = workspace, jobs
+        self._views: dict[str, tuple[float, dict[str, Any]]] = {}
+
+    def overview(self, request: Request) -> HTMLResponse:
+        """Collections with the budget that is left, runs, and what is running."""
+        jobs = self.jobs.all()
+        return page(
+            request,
+            "overview.html.jinja",
+            banner=INSIDE,
+            roots=self.workspace.roots,
+            collections=contents.collections(self.workspace, self.jobs),
+            runs=contents.runs(self.workspace, self.jobs),
+            jobs=[(job, self.jobs.state(job.id)) for job in jobs[:20]],
+        )
+
+    def browse(self, request: Request, path: str = "") -> HTMLResponse:
+        """A folder below the roots."""
+        folder = self.workspace.inside(path) if path else self.workspace.roots[0]
+        if not folder.is_dir():
+            folder = folder.parent
+        above = folder.parent if folder not in self.workspace.roots else None
+        entries = self.workspace.entries(folder)
+        return page(
+            request,
+            "browse.html.jinja",
+            banner=INSIDE,
+            folder=folder,
+            above=above,
+            entries=entries[:_LISTED],
+            more=max(0, len(entries) - _LISTED),
+            roots=self.workspace.roots,
+        )
+
+    def collection(self, request: Request, name: str) -> HTMLResponse:
+        """What is in a collection, and the form for a plan."""
+        found = contents.collection(self.workspace, self.jobs, name)
+        inspection = found.inspection
+        return page(
+            request,
+            "collection.html.jinja",
+            banner=INSIDE,
+            collection=found,
+            inspection=inspection,
+            command_line=commands.line(commands.inspect(found.path)),
+            suggested=suggested(inspection["next_command"]) if inspection else {},
+            purposes=[(one, EPSILONS.index(one.epsilon)) for one in PURPOSES],
+            methods=[name for name in METHODS if find(name).certified_variants()],
+            stops=stops(),
+            stops_json=stops_json(),
+            proposed=EPSILONS.index(PURPOSES[0].epsilon),
+            runs=[run for run in contents.runs(self.workspace, self.jobs) if run.job and run.job.collection == name],
+        )
+
+    def plan(self, request: Request, job: str) -> HTMLResponse:
+        """The plan of every method, and the form that starts a training."""
+        found = self._done(job, "plan")
+        collection = contents.collection(self.workspace, self.jobs, str(found.collection))
+        return page(
+            request,
+            "plan.html.jinja",
+            banner=INSIDE,
+            job=found,
+            choices=Choices.from_json(found.choices),
+            collection=collection,
+            methods=method_rows(self.jobs.output(job)),
+            proposed=f"{collection.name.rpartition('-')[0]}-{found.id[9:15]}",
+        )
+
+    def job(self, request: Request, job: str) -> HTMLResponse:
+        """The progress of a job, with what stops it or lets it go on."""
+        found = self.jobs.find(job)
+        view = contents.job_view(self.jobs, found)
+        return page(request, "job.html.jinja", banner=INSIDE, job=found, view=view, final=view["state"] in FINAL)
+
+    async def events(self, request: Request, job: str) -> StreamingResponse:
+        """The progress of a job as server-sent events, at most one a second, until it has ended."""
+        found = self.jobs.find(job)
+
+        async def stream() -> AsyncIterator[str]:
+            state = ""
+            while state not in FINAL and not await request.is_disconnected():
+                view = self._view(found)
+                state = view["state"]
+                yield f"data: {json.dumps(view)}\n\n"
+                await asyncio.sleep(_SECOND)
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    def _view(self, job: Job) -> dict[str, Any]:
+        """The view of a job, read at most once a second however many streams there are."""
+        now = time.monotonic()
+        kept = self._views.get(job.id)
+        if kept is None or now - kept[0] > _SECOND / 2:
+            if len(self._views) > 100:
+                self._views.clear()
+            kept = self._views[job.id] = (now, contents.job_view(self.jobs, job))
+        return kept[1]
+
+    def run(self, request: Request, name: str) -> HTMLResponse:
+        """The review of a run: everything that only the custodian may see."""
+        found = contents.run(self.workspace, self.jobs, name)
+        related = [(job, self.jobs.state(job.id)) for job in self.jobs.all() if job.run == name]
+        return page(
+            request,
+            "run.html.jinja",
+            banner=MIXED,
+            run=found,
+            related=related,
+            has_internal=(found.path / "internal" / "internal.html").is_file(),
+            has_public=(found.path / "public.html").is_file(),
+        )
+
+    def release(self, request: Request, name: str) -> HTMLResponse:
+        """What may leave: the public page and exported images; and the ledger's entry, which stays."""
+        found = contents.run(self.workspace, self.jobs, name)
+        if found.card is None:
+            raise NotThere("this run has no release yet")
+        ledger = self.workspace.ledger(found.job.collection) if found.job and found.job.collection else None
+        ledger = ledger if ledger is not None and ledger.exists() else found.path / "ledger.jsonl"
+        head = found.card.ledger_head
+        return page(
+            request,
+            "release.html.jinja",
+            banner=MAY_LEAVE,
+            run=found,
+            card=found.card,
+            formats=FORMATS,
+            has_public=(found.path / "public.html").is_file(),
+            exports=[
+                (job, self.jobs.state(job.id)) for job in self.jobs.all() if job.kind == "export" and job.run == name
+            ],
+            spending=contents.spending(ledger),
+            on_ledger=ledger.exists() and Ledger.read(ledger).holds(head.length, head.hash),
+            ledger_command=commands.line(commands.show_ledger(ledger, found.path)),
+        )
+
+    def document(self, name: str, document: str) -> Response:
+        """A page that a command wrote into the run's folder, without scripts, for the frame of another page."""
+        found = self.workspace.named("runs", name)
+        files: dict[str, Path] = {
+            "public.html": found / "public.html",
+            "internal.html": found / "internal" / "internal.html",
+        }
+        if document not in files or not files[document].is_file():
+            raise NotThere("there is no such page")
+        text = self.workspace.inside(str(files[document])).read_text(encoding="utf-8")
+        return HTMLResponse(text, headers={"Content-Security-Policy": DOCUMENT_POLICY})
+
+    def styles(self) -> Response:
+        """The style sheet."""
+        return PlainTextResponse(style_sheet(), media_type="text/css")
+
+    def script(self) -> Response:
+        """The script."""
+        return PlainTextResponse((STATIC / "web.js").read_text(encoding="utf-8"), media_type="text/javascript")
+
+    def _done(self, job: str, kind: str) -> Job:
+        found = self.jobs.find(job)
+        if found.kind != kind:
+            raise NotThere(f"there is no such {kind}")
+        if self.jobs.state(job) != "done":
+            raise Refused("this job has not finished")
+        return found

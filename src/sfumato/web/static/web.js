@@ -1,0 +1,109 @@
+"use strict";
+
+// The slider: what the chosen ε means, in plain numbers and a hundred dots.
+function followSlider(form) {
+  const stops = JSON.parse(form.dataset.stops);
+  const slider = form.querySelector("#epsilon");
+  const dots = form.querySelectorAll("#dots circle");
+  function show() {
+    const [epsilon, factor, level, right] = stops[Number(slider.value)];
+    form.querySelector("#epsilon-value").textContent = epsilon;
+    form.querySelector("#level").textContent = level;
+    form.querySelector("#factor").textContent = factor;
+    form.querySelector("#right").textContent = right;
+    form.querySelector("#dots").setAttribute("aria-label", `Of 100 guesses, at most ${right} are right`);
+    slider.setAttribute("aria-valuetext", `ε ${epsilon}, ${level} guarantee`);
+    dots.forEach((dot, number) => {
+      dot.setAttribute("class", number < 50 ? "chance" : number < right ? "added" : "rest");
+    });
+  }
+  slider.addEventListener("input", show);
+  for (const purpose of form.querySelectorAll("input[name=purpose]")) {
+    purpose.addEventListener("change", () => {
+      slider.value = purpose.dataset.stop;
+      show();
+    });
+  }
+  show();
+}
+
+// The progress of a job, from the server's event stream. Everything is set as text, never as markup.
+function followJob(job) {
+  if (["done", "failed", "stopped", "interrupted"].includes(job.dataset.state)) return;
+  const source = new EventSource(job.dataset.events);
+  source.addEventListener("message", (event) => {
+    const view = JSON.parse(event.data);
+    showJob(job, view);
+    if (["done", "failed", "stopped", "interrupted"].includes(view.state)) {
+      source.close();
+      if (view.state === "done") window.location.assign(job.dataset.next);
+    }
+  });
+}
+
+function showJob(job, view) {
+  const final = !["queued", "running"].includes(view.state);
+  const state = job.querySelector("#state");
+  state.textContent = view.state;
+  state.className = `state ${view.state}`;
+  job.querySelector("#stopping").hidden = final || !view.stopping;
+  job.querySelector("#stop").hidden = final;
+  job.querySelector("#next").hidden = view.state !== "done";
+  job.querySelector("#resume").hidden = !["stopped", "failed", "interrupted"].includes(view.state);
+  job.querySelector("#spent").hidden = view.epsilon === null;
+  if (view.epsilon !== null) job.querySelector("#epsilon-spent").textContent = view.epsilon.toPrecision(3);
+  job.querySelector("#log").textContent = view.log.join("\n");
+  job.querySelector("#parts").replaceChildren(...view.parts.map(progressOf));
+}
+
+function progressOf(part) {
+  const label = document.createElement("label");
+  const bar = document.createElement("progress");
+  const text = document.createElement("span");
+  bar.max = part.total || 1;
+  if (part.total) {
+    bar.value = part.done;
+    text.textContent = `${part.done} of ${part.total}`;
+  }
+  label.append(`${part.name} `, bar, text);
+  return label;
+}
+
+// A zip that is dropped or chosen.
+function takeZip(drop) {
+  const chosen = drop.querySelector("#zip");
+  drop.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    drop.classList.add("over");
+  });
+  drop.addEventListener("dragleave", () => drop.classList.remove("over"));
+  drop.addEventListener("drop", (event) => {
+    event.preventDefault();
+    drop.classList.remove("over");
+    if (event.dataTransfer.files.length === 1) send(drop, event.dataTransfer.files[0]);
+  });
+  drop.querySelector("#send").addEventListener("click", () => {
+    if (chosen.files.length === 1) send(drop, chosen.files[0]);
+  });
+}
+
+async function send(drop, file) {
+  const state = drop.querySelector("#upload-state");
+  state.textContent = `Sending ${file.name} …`;
+  const headers = {"X-CSRF-Token": drop.dataset.csrf, "X-File-Name": encodeURIComponent(file.name)};
+  try {
+    const answer = await fetch("/upload", {method: "POST", body: file, headers});
+    const found = await answer.json();
+    if (answer.ok) window.location.assign(found.next);
+    else state.textContent = found.error;
+  } catch (error) {
+    state.textContent = "The file was not accepted; it may be too large.";
+  }
+}
+
+const form = document.getElementById("choices");
+if (form) followSlider(form);
+const job = document.getElementById("job");
+if (job) followJob(job);
+const drop = document.getElementById("drop");
+if (drop) takeZip(drop);

@@ -1,0 +1,59 @@
+"""The sdist and the wheel hold what they should, and the installed package runs without the repository."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from documentation.blocks import ROOT
+
+DEMO = """
+from rich.console import Console
+import sfumato
+from sfumato.cli.demonstration import run_demo
+from sfumato.methods import DPMERF
+assert "fresh" in sfumato.__file__, sfumato.__file__
+run_demo("demo", data="xrays", method=DPMERF.small(), console=Console(quiet=True))
+"""
+
+
+def run(*words: str | Path, place: Path) -> None:
+    done = subprocess.run([str(word) for word in words], cwd=place, capture_output=True, text=True)
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.long
+def test_the_sdist_builds_a_wheel_that_runs_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from documentation.blocks import make_collection
+
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    run(sys.executable, "-m", "hatchling", "build", "-d", tmp_path, "-t", "sdist", place=ROOT)
+    [sdist] = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        archive.extractall(tmp_path, filter="data")
+    assert {"README.md", "LICENSE", "constraints.txt", "src/sfumato/py.typed", "docs/index.md"} <= names
+    source = tmp_path / sdist.name.removesuffix(".tar.gz")
+    run(sys.executable, "-m", "hatchling", "build", "-d", tmp_path, "-t", "wheel", place=source)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = set(archive.namelist())
+    assert "sfumato/py.typed" in packed and not any(name.startswith(("tests", "docs")) for name in packed)
+    wanted = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "sfumato").rglob("*.html")}
+    assert wanted and wanted <= packed, "templates are part of the wheel"
+    # The packages that it depends on are those of this environment; installing them again would take minutes.
+    run(sys.executable, "-m", "venv", "--without-pip", "fresh", place=tmp_path)
+    site = next((tmp_path / "fresh" / "lib").glob("python*/site-packages"))
+    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    make_collection(tmp_path / "xrays")
+    run(tmp_path / "fresh" / "bin" / "python", "-c", DEMO, place=tmp_path)
+    assert (tmp_path / "demo" / "release" / "card.json").exists()
+    run(tmp_path / "fresh" / "bin" / "python", "-m", "sfumato", "--version", place=tmp_path)
