@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from sfumato.audit.replay import replay
     from sfumato.data import BadInput, Images, PrivateImages, PublicImages, read
     from sfumato.evaluation.evaluate import evaluate
+    from sfumato.experiments.expected_use import PublicFacts
+    from sfumato.experiments.planning import choose_method, plan_all
     from sfumato.methods import Method
     from sfumato.methods.dp2_vae import DP2VAE
     from sfumato.methods.dp_diffusion import DPDiffusion
@@ -63,6 +65,9 @@ _MODULES = {
     "DPPM": "methods.dppm",
     "GSWGAN": "methods.gs_wgan",
     "PRIVAE": "methods.privae",
+    "PublicFacts": "experiments.expected_use",
+    "plan_all": "experiments.planning",
+    "choose_method": "experiments.planning",
     "evaluate": "evaluation.evaluate",
     "replay": "audit.replay",
 }
@@ -89,12 +94,15 @@ __all__ = [
     "Method",
     "NoGuarantee",
     "PrivateImages",
+    "PublicFacts",
     "PublicImages",
     "Release",
     "SyntheticImages",
     "__version__",
+    "choose_method",
     "evaluate",
     "load",
+    "plan_all",
     "read",
     "replay",
 ]

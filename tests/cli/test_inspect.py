@@ -44,7 +44,7 @@ def test_what_is_there_and_what_to_run_next(
     assert words[:3] == ["sfumato", "train", str(letters)]
     assert "--size 32 --colour grey" in found["next_command"] and "--skip-bad" in words
     words[words.index("run")] = str(tmp_path / "run")
-    assert run_here(monkeypatch, *words[1:], *SMALL) == 0
+    assert run_here(monkeypatch, *words[1:], "--method", "dp-merf", *SMALL) == 0
     assert json.loads((tmp_path / "run" / "release" / "card.json").read_text())["shape"] == [1, 32, 32]
 
 

@@ -61,6 +61,7 @@ def smaller(words: list[str]) -> list[str]:
     """The same command with the method's smallest parameters and few images."""
     words = ["120" if before == "--count" else word for before, word in zip(["", *words], words, strict=False)]
     if words[1] == "train":
+        words += [] if "--method" in words else ["--method", "dp-merf"]
         name = words[words.index("--method") + 1]
         variant = words[words.index("--variant") + 1] if "--variant" in words else "certified"
         kind = find(name)

@@ -24,7 +24,7 @@ def name(page: Path) -> str:
 @pytest.mark.parametrize("page", pages(), ids=name)
 def test_a_block_has_a_language_and_a_known_tag(page: Path) -> None:
     for block in blocks(page):
-        assert block.language in ("sh", "python", "text", "json", "toml", "css"), block.body
+        assert block.language in ("sh", "python", "text", "json", "toml", "yaml", "html", "css"), block.body
         assert block.tag in ("", *NOT_RUN), block.tag
         assert block.language != "sh" or block.tag != "fragment", "commands are run unless they need a GPU or a cluster"
     assert "\n    sfumato " not in page.read_text(encoding="utf-8").replace("```", ""), (

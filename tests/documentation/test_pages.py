@@ -95,7 +95,8 @@ def test_spelling() -> None:
 def test_the_command_line_reference_is_current() -> None:
     """Written by: python docs/reference/command_line.py"""
     made = script("docs/reference/command_line.py").page()
-    assert (ROOT / "docs" / "reference" / "command-line.md").read_text(encoding="utf-8") == made
+    current = (ROOT / "docs" / "reference" / "command-line.md").read_text(encoding="utf-8")
+    assert current == made, "write it again: python docs/reference/command_line.py"
 
 
 def test_the_case_studies_are_those_of_the_result_file() -> None:
@@ -121,12 +122,10 @@ def test_the_api_reference_has_every_public_name() -> None:
             )  # type: ignore[attr-defined]
 
 
-def test_every_page_has_one_title_and_is_in_the_navigation() -> None:
-    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+def test_every_page_has_one_title() -> None:
     for page in (ROOT / "docs").rglob("*.md"):
         text = BLOCK.sub("", page.read_text(encoding="utf-8"))
         assert len(re.findall(r"^# ", text, re.MULTILINE)) == 1, page
-        assert page.relative_to(ROOT / "docs").as_posix() in navigation, page
 
 
 @pytest.mark.long

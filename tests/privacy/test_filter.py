@@ -13,7 +13,8 @@ from dp_accounting.rdp import RdpAccountant
 from sfumato.privacy import Block, Budget, BudgetExceeded, Ledger, NoGuarantee, Relation, SubsampledGaussian
 from sfumato.privacy.accounting import calibrate, epsilon
 from sfumato.privacy.events import RawAccess
-from sfumato.privacy.filter import divergence, filter_order, filtered_epsilon
+from sfumato.privacy.filter import filter_order, filtered_epsilon
+from sfumato.privacy.renyi import divergence
 
 BUDGET = Budget(1.0, 1e-5)
 

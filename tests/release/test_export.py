@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -125,3 +126,22 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, format: str) -> Non
     found = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": paths})
     assert found.stdout == "refused\n"
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_catalogues_can_read_what_it_is(tmp_path: Path, format: Any) -> None:
+    card = certified(shape=(1, 8, 8), classes=CLASSES, notes={"contact": "data@example.org"}, remarks=("For tests.",))
+    place = export(_synthetic(card), tmp_path / "out", format=format)
+    text = (place / "README.md").read_text()
+    front, _, body = text.removeprefix("---\n").partition("\n---\n")
+    assert "- differential-privacy" in front and "- n<1K" in front and "task_categories:" in front
+    assert card.sentence in body and "contact: data@example.org" in body and "For tests." in body
+    found = json.loads((place / "croissant.json").read_text())
+    assert found["conformsTo"] == "http://mlcommons.org/croissant/1.0" and found["@type"] == "sc:Dataset"
+    part = found["distribution"][0]
+    if format == "folder":
+        assert list(place.glob(part["includes"]))
+    else:
+        assert part["sha256"] == hashlib.sha256((place / part["contentUrl"]).read_bytes()).hexdigest()
+    if format != "npz":
+        assert [field["name"] for field in found["recordSet"][0]["field"]] == ["image", "label"]

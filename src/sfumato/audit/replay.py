@@ -24,7 +24,6 @@ from sfumato.audit.observed import Observed, fresh_samples, observing, sample_ha
 from sfumato.audit.tape import Finding, Player, Recorder, Replay, Taped
 from sfumato.methods.base import Method
 from sfumato.privacy import AnyBudget, Curator, Event, Ledger, PrivateRecords, Randomness, Step, SubsampledGaussian
-from sfumato.privacy.events import RawAccess
 from sfumato.privacy.gradients import UnsupportedModel
 from sfumato.privacy.interfaces import Tape
 from sfumato.privacy.sampling import Units
@@ -167,7 +166,7 @@ def _check_mechanism(method: Method, result: Replay) -> None:
 
 
 def _sums(events: Sequence[Event]) -> Iterator[SubsampledGaussian]:
-    return (event for event in events if not isinstance(event, RawAccess))
+    return (event for event in events if isinstance(event, SubsampledGaussian))
 
 
 def _comparable(card: Card) -> dict[str, Any]:

@@ -49,6 +49,9 @@ def run_command(
     images: Annotated[int | None, typer.Option(min=1, help="Synthetic images, in place of the protocol's.")] = None,
     records: Annotated[int | None, typer.Option(min=1, help="Train on a subset of this many records.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="A parameter of all methods: steps=200.")] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="Narrow networks and few steps: a check that the file runs.")
+    ] = False,
     results: Annotated[Path | None, typer.Option(help="Also write the result files, without the runs, here.")] = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -61,12 +64,13 @@ def run_command(
 
     parameters = dict(setting_pair(text) for text in settings or [])
     chosen = [
-        changed(one, trainings=trainings, images=images, records=records, parameters=parameters)
+        changed(one, trainings=trainings, images=images, records=records, parameters=parameters, small=small)
         for one in read_experiments(file, only=only or ())
     ]
     here, locator = device_named(device), DatasetLocator.of(data or [])
     layouts = [lay_out(one, locator=locator, out=out, device=here) for one in chosen]
-    begin(out, {"file": file.name, "records": records, "images": images, "set": parameters}, what="set of experiments")
+    facts = {"file": file.name, "records": records, "images": images, "set": parameters}
+    begin(out, {**facts, "small": True} if small else facts, what="set of experiments")
     tasks = in_order(layouts)
     remark(f"{len(tasks)} tasks, {together} at a time")
     failed = run_reported(tasks, jobs=together, in_process=together == 1 and here == "cpu", minutes=minutes)

@@ -38,13 +38,14 @@ def inspect(data: Collection, *, reading: ReadingOptions, as_json: Json = False)
     if as_json:
         return print_json({"notice": NOTICE, **found.to_json(), "next_command": command})
     _say(found)
-    say(f"\nNext: {command}")
+    say(f"\nWhat to expect: {plan_command(found)}")
+    say(f"Next: {command}")
     return warn(NOTICE)
 
 
 def next_command(data: Path, found: Inspection, reading: ReadingOptions) -> str:
     """A training command that fits what was found."""
-    words = ["sfumato", "train", str(data), "--method", "dp-merf", "--epsilon", "1", "--out", "run"]
+    words = ["sfumato", "train", str(data), "--epsilon", "1", "--out", "run"]
     if reading.size or found.suggested_size:
         words += ["--size", str(reading.size or found.suggested_size)]
     if reading.colour or found.suggested_colour:
@@ -60,6 +61,17 @@ def next_command(data: Path, found: Inspection, reading: ReadingOptions) -> str:
     words += [flag for flag, wanted in flags.items() if wanted]
     if found.unlabelled and not reading.no_labels:
         words += ["--missing-labels", "leave out"]
+    return shlex.join(words)
+
+
+def plan_command(found: Inspection) -> str:
+    """The command that says what to expect from this many images; what it is given stays on this machine."""
+    sizes = [max(size) for size, _ in found.sizes.most_common(1)]
+    words = ["sfumato", "plan", "--images", str(max(1, found.images)), "--epsilon", "1"]
+    words += ["--size", str(found.suggested_size or sizes[0])] if found.suggested_size or sizes else []
+    words += ["--classes", str(max(1, len(found.labels)))]
+    if found.persons:
+        words += ["--images-per-person", f"{sum(found.persons.values()) / len(found.persons):.3g}"]
     return shlex.join(words)
 
 

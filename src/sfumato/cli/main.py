@@ -23,6 +23,7 @@ from sfumato.cli.report import report_command
 from sfumato.cli.reproduce import reproduce_app
 from sfumato.cli.sample import sample
 from sfumato.cli.train import train
+from sfumato.cli.tune import tune
 from sfumato.cli.web import web
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "methods": methods,
     "plan": plan,
     "train": train,
+    "tune": tune,
     "sample": sample,
     "ledger": ledger,
     "evaluate": evaluate_command,

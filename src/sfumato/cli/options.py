@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if the machine has it.")]
-MethodName = Annotated[str, typer.Option("--method", help="A method's name; see 'sfumato methods'.")]
+MethodName = Annotated[
+    str,
+    typer.Option("--method", help="A method's name; see 'sfumato methods' [default: chosen from public facts]."),
+]
+TimeLimit = Annotated[float, typer.Option(min=0, help="Minutes that a method may take to be chosen without --method.")]
 Collection = Annotated[Path, typer.Argument(metavar="DATA", help="Image folder, npz, idx folder, parquet or arrow.")]
 ReleasePath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder or its release folder.")]
 

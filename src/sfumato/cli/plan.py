@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sfumato.cli.console import ProgressBar, duration, print_json, print_table, remark, remark_table, say
-from sfumato.cli.options import BudgetOptions, Device, Json, MethodOptions, device_named
+from sfumato.cli.console import duration, print_json, print_table, remark, remark_table, say
+from sfumato.cli.epsilon_table import print_epsilon_table
+from sfumato.cli.options import BudgetOptions, Device, Json, MethodOptions, TimeLimit, device_named
 
 if TYPE_CHECKING:
+    from sfumato.experiments.expected_use import PublicFacts
     from sfumato.methods import Method
     from sfumato.privacy import Plan
     from sfumato.training.profiling import Work
@@ -45,129 +47,113 @@ def plan(
     *,
     budget: BudgetOptions,
     parameters: MethodOptions,
-    size: Annotated[int | None, typer.Option(min=1, help="Also measure what a run costs, at this image size.")] = None,
-    images: Annotated[int, typer.Option(min=1, help="With --size: the number of images.")] = 60_000,
-    channels: Annotated[int, typer.Option(min=1, max=3, help="With --size: 1 for grey, 3 for colour.")] = 1,
-    classes: Annotated[int, typer.Option(min=1, help="With --size: the number of classes.")] = 10,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="The image size [default: 28]; for one method: measure what a run costs.")
+    ] = None,
+    images: Annotated[int, typer.Option(min=1, help="The number of images, roughly.")] = 60_000,
+    images_per_person: Annotated[
+        float, typer.Option(min=1, help="Images of a person, on average, if the guarantee is to hold per person.")
+    ] = 1.0,
+    channels: Annotated[int, typer.Option(min=1, max=3, help="1 for grey, 3 for colour.")] = 1,
+    classes: Annotated[int, typer.Option(min=1, help="The number of classes.")] = 10,
+    time_limit: TimeLimit = 60.0,
     device: Device = "auto",
     epsilon_table: Annotated[bool, typer.Option("--epsilon-table", help="Say in plain numbers what ε means.")] = False,
     as_json: Json = False,
 ) -> None:
-    """What a run would spend and, with --size, what it costs in work and time. Reads no data."""
+    """Show what a run would spend, cost and be good for: of one method, or of all. Reads no data."""
     if epsilon_table:
-        return _print_epsilon_table(as_json=as_json)
-    allowed = budget.budget()
+        return print_epsilon_table(as_json=as_json)
     device = device_named(device)
-    chosen = [parameters.configured(method)] if method is not None else certified_methods(parameters)
-    shape = None if size is None else (channels, size, size)
-    plans = ((one, one.plan(allowed)) for one in chosen)
     if method is None:
-        return _plan_all(list(plans), shape=shape, classes=classes, images=images, device=device, as_json=as_json)
-    one, planned = next(plans)
+        facts = _public_facts(budget, images, images_per_person, shape=(channels, size or 28), classes=classes)
+        return _plan_all(parameters, facts, device=device, time_limit=60 * time_limit, as_json=as_json)
+    one = parameters.configured(method)
+    planned = one.plan(budget.budget())
     if not as_json:
         _say_plan(one, planned)
+    shape = None if size is None else (channels, size, size)
     work = None if shape is None else _measured(one, shape=shape, classes=classes, images=images, device=device)
     if as_json:
         print_json(_facts(one, planned, work))
     elif work is not None:
         _say_work(work)
+        facts = _public_facts(budget, images, images_per_person, shape=(channels, size or 28), classes=classes)
+        _say_use(one, facts)
     return None
 
 
-def _print_epsilon_table(*, as_json: bool) -> None:
-    """What an ε means for someone in the data: how far it can move any probability, and an attacker's belief."""
-    facts = [
-        {
-            "epsilon": epsilon,
-            "factor": math.exp(epsilon),
-            "belief_from_half": attacker_belief(0.5, epsilon),
-            "belief_from_one_percent": attacker_belief(0.01, epsilon),
-        }
-        for epsilon in EPSILONS
-    ]
-    if as_json:
-        return print_json(facts)
-    say("Someone guesses whether a person (or an image) is in the data, and then sees everything that is released.")
-    headings = ("ε", "any probability changes by a factor of at most", "a guess of 50 % becomes at most", "of 1 %")
-    beliefs = ("belief_from_half", "belief_from_one_percent")
-    rows = [(f"{f['epsilon']:g}", f"{f['factor']:,.1f}", *(percent(f[key]) for key in beliefs)) for f in facts]
-    print_table(headings, rows)
-    return say(
-        "ε 1 or less is a strong guarantee, ε 3 a moderate one; at ε 10 the bound itself protects little, and known "
-        "attacks reach much less than it. δ is the probability with which the bound may fail altogether."
+def _public_facts(
+    budget: BudgetOptions, images: int, images_per_person: float, *, shape: tuple[int, int], classes: int
+) -> PublicFacts:
+    """The facts of a plan; ε is 1 and δ follows from the number of units where they are not given."""
+    from sfumato.experiments.expected_use import PublicFacts
+
+    if budget.no_guarantee:
+        raise ValueError("--no-guarantee: name the method; all of them are compared under a guarantee only")
+    if budget.epsilon is None:
+        remark("No --epsilon was given: this is for ε 1.")
+    given = replace(budget, epsilon=budget.epsilon or 1.0)
+    allowed = given.budget(declared_size=max(1, round(images / images_per_person)))
+    return PublicFacts(
+        images=images,
+        size=shape[1],
+        channels=shape[0],
+        classes=classes,
+        epsilon=allowed.epsilon,
+        delta=allowed.delta,
+        images_per_person=images_per_person,
     )
 
 
-EPSILONS = (0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)
+def _say_use(method: Method, facts: PublicFacts) -> None:
+    from sfumato.experiments.planning import plan_method
+
+    row = plan_method(method, facts)
+    say(f"expected use: {row.expected_use or 'unknown'}; {row.why}")
 
 
-def attacker_belief(prior: float, epsilon: float) -> float:
-    """The largest probability that an attacker can reach who started at ``prior`` (Bayes' rule, δ left out).
+def _plan_all(parameters: MethodOptions, facts: PublicFacts, *, device: str, time_limit: float, as_json: bool) -> None:
+    """A row for every certified method; nothing is calibrated or timed, so that the table is there at once."""
+    from sfumato.experiments.planning import choose_method, plan_all
 
-    >>> round(attacker_belief(0.5, 1.0), 3)
-    0.731
-    """
-    return prior * math.exp(epsilon) / (prior * math.exp(epsilon) + 1 - prior)
-
-
-def percent(share: float) -> str:
-    """A share as per cent, rounded up, so that a bound stays a bound.
-
-    >>> percent(0.7311), percent(0.99995)
-    ('73.2 %', '99.995 %')
-    """
-    for digits in (1, 2, 3, 4):
-        shown = math.ceil(share * 10 ** (digits + 2) - 1e-9) / 10**digits
-        if shown < 100:
-            return f"{shown:.{digits}f} %"
-    return "almost 100 %"
-
-
-def certified_methods(parameters: MethodOptions) -> list[Method]:
-    """Every registered method in its certified form, with those of the parameters that it has."""
-    from sfumato.methods import METHODS, find
-
-    chosen = []
-    for name in METHODS:
-        kind = find(name)
-        if kind.certified_variants():
-            variant = kind.certified_variants()[0]
-            known = kind(variant=variant).parameters()
-            given = {key: value for key, value in parameters.values().items() if key in known}
-            chosen.append(kind.configured({"variant": variant, **given}))
-    unknown = [key for key in parameters.values() if not any(key in one.parameters() for one in chosen)]
-    if unknown:
-        raise ValueError(f"--set {unknown[0]}: no method has such a parameter")
-    return chosen
-
-
-def _plan_all(
-    plans: Sequence[tuple[Method, Plan]],
-    *,
-    shape: tuple[int, int, int] | None,
-    classes: int,
-    images: int,
-    device: str,
-    as_json: bool,
-) -> None:
-    works: list[Work | None] = [None] * len(plans)
-    if shape is not None:
-        with ProgressBar() as progress:
-            for number, (method, _) in enumerate(plans):
-                progress.report("measuring", number, len(plans))
-                works[number] = _measured(method, shape=shape, classes=classes, images=images, device=device)
-            progress.report("measuring", len(plans), len(plans))
+    if parameters.values():
+        raise ValueError(f"--set {next(iter(parameters.values()))}: name the method that has this parameter")
+    rows = plan_all(facts)
     if as_json:
-        return print_json([_facts(method, planned, work) for (method, planned), work in zip(plans, works, strict=True)])
-    rows = []
-    for (method, planned), work in zip(plans, works, strict=True):
-        noise = "\n".join(f"{event.name}: {event.noise_multiplier:.3g}" for event in planned.events)
-        steps = "\n".join(str(event.steps) for event in planned.events)
-        cost = () if work is None else (f"{work.parameters:,}", f"{work.operations:.2g}", duration(work.seconds))
-        rows.append((method.name, f"{planned.epsilon:.3f}", steps, noise, *cost))
-    headings = ("method", "ε", "steps", "noise multiplier")
-    measured = () if shape is None else ("parameters", "operations", f"time on this {device}")
-    return print_table((*headings, *measured), rows)
+        return print_json([row.to_json() for row in rows])
+    persons = f" of {facts.units:,.0f} persons" if facts.images_per_person > 1 else ""
+    say(
+        f"{facts.images:,} images{persons}, {facts.size}×{facts.size}, {facts.classes} classes, ε {facts.epsilon:g} at "
+        f"δ {facts.delta:g}: signal to noise {rows[0].signal_to_noise:.3g}"
+    )
+    headings = ("method", "one CPU core", "one H200 GPU", "memory", "expected use", "why")
+    print_table(
+        headings,
+        [
+            (
+                row.method,
+                _seconds(row.cpu_seconds),
+                _seconds(row.gpu_seconds),
+                f"{row.memory / 2**30:.1f} GiB",
+                "unknown" if row.expected_use is None else str(row.expected_use),
+                row.why,
+            )
+            for row in rows
+        ],
+    )
+    choice = choose_method(facts, device=device, time_limit=time_limit)
+    return say(f"Without --method, 'sfumato train' takes {choice.why}.")
+
+
+def _seconds(seconds: float) -> str:
+    """A time with its seconds, for bills that are written in CPU or GPU seconds.
+
+    >>> _seconds(42), _seconds(9000)
+    ('42 s', '2.5 h (9,000 s)')
+    """
+    shown = duration(seconds)
+    return shown if shown.endswith(" s") else f"{shown} ({seconds:,.0f} s)"
 
 
 def _measured(method: Method, *, shape: tuple[int, int, int], classes: int, images: int, device: str) -> Work:
@@ -199,6 +185,15 @@ def query_rows(events: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     for event in events:
         if event["kind"] == "raw access":
             yield event["name"], "", "", "", f"RAW RECORDS: {event['reason']}"
+            continue
+        if event["kind"] == "private selection":
+            yield (
+                event["name"],
+                "1",
+                "",
+                "",
+                f"the best of a random number of trials of {len(event['candidates'])} kinds",
+            )
             continue
         blocks = ", ".join(f"{block['name']} {block['noise_multiplier']:.4g}" for block in event["blocks"])
         yield event["name"], str(event["steps"]), f"{event['rate']:g}", f"{event['noise_multiplier']:.4g}", blocks

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sfumato.cli.choice import check_choosable, choose, expected_use, noted, public_facts
 from sfumato.cli.config import config_text
 from sfumato.cli.console import ProgressBar, remark, say
 from sfumato.cli.minutes import for_minutes
@@ -20,6 +21,7 @@ from sfumato.cli.options import (
     MethodName,
     MethodOptions,
     ReadingOptions,
+    TimeLimit,
     device_named,
     signing_key,
 )
@@ -52,21 +54,29 @@ def train(
     device: Device = "auto",
     max_images_per_unit: Annotated[int, typer.Option(min=1, help="Images of one person in a step, at most.")] = 16,
     declared_size: Annotated[int | None, typer.Option(min=1, help="The number of units, roughly, made public.")] = None,
+    time_limit: TimeLimit = 60.0,
+    notes: Annotated[
+        list[str] | None,
+        typer.Option("--note", help="A statement for the card: --note 'purpose=teaching'; also controller, contact …"),
+    ] = None,
     sign: Annotated[Path | None, typer.Option(help="Sign the release with this ed25519 key (PEM).")] = None,
     reading: ReadingOptions,
 ) -> None:
-    """Learn from a private collection and write a release."""
+    """Learn from a private collection and write a release. Without --method, one is chosen from public facts."""
     from sfumato.data import PrivateImages, read
     from sfumato.data.holdout import HoldOut
     from sfumato.training.cost import Cost
     from sfumato.training.run_folder import Run
 
-    check_order(data, second, method)
-    key = signing_key(sign)
-    chosen, device = parameters.configured(method), device_named(device)
+    check_order(data, second)
+    key, device = signing_key(sign), device_named(device)
     allowed = budget.budget(persons=reading.names_persons, declared_size=declared_size, ledger=ledger)
     allowed.check_delta(declared_size)
-    chosen.plan(allowed)
+    stated = noted(notes or [])
+    if method:
+        parameters.configured(method).plan(allowed)
+    else:
+        check_choosable(parameters, budget)
     run = Run(out, ledger=ledger)
     run.check(resume=resume)
     with ProgressBar() as progress:
@@ -75,11 +85,16 @@ def train(
     persons = images.persons is not None
     allowed = budget.budget(persons=persons, declared_size=declared_size, ledger=ledger)
     check_unit(allowed, persons=persons, given=budget.unit is not None)
+    public = public_facts(images, allowed, declared_size)
+    if not method:
+        method = choose(public, device=device, time_limit=time_limit)
+    chosen = parameters.configured(method)
     if minutes is not None:
         chosen = for_minutes(
             chosen, minutes, images, declared_size=declared_size, device=device, run=run, resume=resume
         )
     remark_plan(chosen, chosen.plan(allowed))
+    remarks = expected_use(chosen, public, declared=declared_size is not None)
     division = None
     if hold_out is not None:
         division = HoldOut.load(run.hold_out) if resume else HoldOut.drawn(hold_out)
@@ -110,6 +125,8 @@ def train(
                 progress=progress,
                 command=published_command(chosen, allowed, reading, declared_size),
                 seed=seed,
+                remarks=remarks,
+                notes=stated,
             )
         cost.keep(run.internal)
         run.finish(release, key=key)
@@ -144,7 +161,7 @@ def _plain(reading: ReadingOptions) -> dict[str, Any]:
     return facts
 
 
-def check_order(data: Path, second: Path | None, method: str) -> None:
+def check_order(data: Path, second: Path | None) -> None:
     """The data comes first, and the method is an option; the order of version 0.1 is refused with the new command."""
     if second is not None:
         words = sys.argv[1:]
@@ -154,8 +171,6 @@ def check_order(data: Path, second: Path | None, method: str) -> None:
             rest = []
         command = shlex.join(["sfumato", "train", str(second), "--method", str(data), *rest])
         raise ValueError(f"the data comes first and the method is an option: {command}")
-    if not method:
-        raise ValueError("choose a method with --method; 'sfumato methods' lists them, 'sfumato plan' compares them")
 
 
 def published_command(

@@ -8,6 +8,7 @@ from pathlib import Path
 from sfumato.evaluation.protocols import protocol_named
 from sfumato.experiments.datasets import DatasetLocator
 from sfumato.experiments.gather import Evaluated, result_row
+from sfumato.experiments.papers.scale import limited
 from sfumato.experiments.results import ResultSet, provenance
 from sfumato.experiments.runner import Task
 from sfumato.experiments.spec import (
@@ -56,6 +57,7 @@ def lay_out(experiment: ExperimentSpec, *, locator: DatasetLocator, out: Path, d
             ]
             continue
         method, name = experiment.configured(case), experiment.setting_name(case)
+        method = limited(method) if experiment.small else method
         trainings = tuple(TrainingSpec(method, epsilon, number, name) for number in range(experiment.trainings))
         for training in trainings:
             variants = _variants(experiment, data, training.number)
@@ -88,7 +90,7 @@ def gather(layout: Layout, *, command: str, device: str, failed: dict[str, str])
     return ResultSet(
         name=layout.experiment.name,
         title=layout.experiment.note,
-        scale="full" if layout.experiment.records is None else "part",
+        scale="small" if layout.experiment.small else "full" if layout.experiment.records is None else "part",
         provenance=provenance(command, device),
         rows=tuple(row for row in found if row is not None),
         failed={name: reason for name, reason in failed.items() if name in own},
@@ -102,11 +104,13 @@ def changed(
     images: int | None,
     records: int | None,
     parameters: dict[str, str],
+    small: bool = False,
 ) -> ExperimentSpec:
     """The experiment with what the command line changes in it."""
     given = {"trainings": trainings, "images": images, "records": records}
     kept = {key: value for key, value in given.items() if value is not None}
-    return replace(experiment, parameters={**experiment.parameters, **parameters}, **kept)  # type: ignore[arg-type]
+    together = {**experiment.parameters, **parameters}
+    return replace(experiment, parameters=together, small=small or experiment.small, **kept)  # type: ignore[arg-type]
 
 
 def _conditions(experiment: ExperimentSpec, data: str, locator: DatasetLocator, out: Path, device: str) -> Conditions:

@@ -182,6 +182,7 @@ class ExperimentSpec:
     ``method`` is a method's name or "real" (classifiers trained on real images). ``parameters`` are shared by all
     ``cases``. ``validation`` images of the training set are kept apart for the protocol ``bench``. ``fid`` is the
     number of trainings of each setting whose FID and KID are measured; with no ``protocols`` only ``measures`` are.
+    ``small`` limits networks and steps as the small scale of the papers' entries does.
     """
 
     name: str
@@ -202,6 +203,7 @@ class ExperimentSpec:
     records: int | None = None
     validation: int = 0
     fid: int = 0
+    small: bool = False
     note: str = ""
 
     def settings(self) -> Iterator[tuple[str, float, Mapping[str, Any]]]:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self, get_type_hints
 import torch
 from torch import Tensor, nn
 
+from sfumato.methods.default_settings import settings_remark
 from sfumato.methods.first_edition import moved_parameter, published_class, renamed_parameters
 from sfumato.networks.pixels import Shape as Shape
 from sfumato.privacy import (
@@ -125,6 +126,8 @@ class Method(ABC):
         seed: int | None = None,
         tape: Tape | None = None,
         internal: bool = False,
+        remarks: Sequence[str] = (),
+        notes: Mapping[str, str] | None = None,
     ) -> Release:
         """Train on private records within a budget and return what may leave.
 
@@ -140,6 +143,8 @@ class Method(ABC):
             seed: Makes the run repeatable, for tests. The noise can then be recomputed, so the card says ε = ∞.
             tape: Records the queries of an audit.
             internal: Show the texts of exceptions that are raised on private records.
+            remarks: Public sentences for the card, such as what to expect from the images.
+            notes: What the custodian states on the card, such as purpose and contact.
         """
         if not isinstance(private, PrivateRecords):
             raise TypeError(f"fit needs PrivateImages, not {type(private).__name__}")
@@ -177,6 +182,8 @@ class Method(ABC):
                 device=str(run.curator.device),
                 command=command,
                 claim=self.claim(),
+                remarks=(self._settings_remark(), *remarks),
+                notes=notes or {},
             )
         # Built anew from its parameters: nothing that the training left on the object crosses into the release.
         return Release(type(self)(**parameters), tensors, card)
@@ -191,6 +198,10 @@ class Method(ABC):
         tensors, counts = model.state_dict(), None if noisy is None else noisy.values.tolist()
         run.end(tensors, counts)
         return tensors, counts
+
+    def _settings_remark(self) -> str:
+        defaults = type(self)(variant=self.variant).parameters()
+        return settings_remark(self.name, self.parameters(), defaults)
 
     @classmethod
     def configured(cls, settings: Mapping[str, Any]) -> Self:

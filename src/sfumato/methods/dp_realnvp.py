@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -56,6 +57,9 @@ class DPRealNVP(Method):
 
     name: ClassVar[str] = "dp-realnvp"
     paper: ClassVar[str] = "Dinh, Sohl-Dickstein, Bengio: RealNVP (2017), by DP-SGD as in DP-LFlow (TMLR 2023)"
+    variants: ClassVar[Mapping[str, str]] = {
+        "certified": "a baseline: classifiers trained on its images of MNIST are at chance, at ε = 1 and at ε = 10"
+    }
 
     sampling_rate: float = 0.1
     steps: int = 300

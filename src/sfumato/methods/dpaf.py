@@ -53,7 +53,9 @@ class DPAF(Method):
 
     name: ClassVar[str] = "dpaf"
     paper: ClassVar[str] = "Lin, Hsu, Yu, Cao, Huang: DPAF (2024)"
-    variants: ClassVar[Mapping[str, str]] = {"certified": "every gradient is computed from the noisy aggregate"}
+    variants: ClassVar[Mapping[str, str]] = {
+        "certified": "every gradient is computed from the noisy aggregate; at ε = 1 a training may fail, see its page"
+    }
 
     # Networks
     split: str = "C2-C1-C1"

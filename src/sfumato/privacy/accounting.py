@@ -23,7 +23,9 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from sfumato.privacy.budget import Budget, BudgetExceeded
-from sfumato.privacy.events import Event, RawAccess, Relation, SubsampledGaussian, merged
+from sfumato.privacy.events import Event, PrivateSelection, RawAccess, Relation, SubsampledGaussian, merged
+from sfumato.privacy.renyi import ORDERS, converted, delta_of, divergence
+from sfumato.privacy.selection import selection_divergence
 
 ACCOUNTANT = f"min(PLD, RDP), under replacement PLD, of dp-accounting {importlib.metadata.version('dp-accounting')}"
 
@@ -32,6 +34,7 @@ _MANY_STEPS = 10_000  # a coarse grid is loose for huge T
 _HUGE, _HUGE_REPLACED = 50.0, 500.0  # above such an RDP the PLD's arrays explode; under replace-one RDP is loose
 _TOLERANCE = 4e-3  # calibration stops within this fraction below the budget
 
+_LEVELS = [number / 10 for number in range(201)]  # of ε, for trade-off curves
 _RELATIONS = {
     Relation.ADD_OR_REMOVE: NeighboringRelation.ADD_OR_REMOVE_ONE,
     Relation.REPLACE: NeighboringRelation.REPLACE_ONE,
@@ -62,13 +65,36 @@ def relation(events: Iterable[Event]) -> Relation:
     return Relation.REPLACE if Relation.REPLACE in kinds else Relation.ADD_OR_REMOVE
 
 
+def _renyi_divergences(events: Sequence[Event]) -> dict[int, float]:
+    """The Rényi divergence, at every order, of a composition that holds a selection, which has no PLD."""
+    if relation(events) is Relation.REPLACE or any(isinstance(event, RawAccess) for event in events):
+        return dict.fromkeys(ORDERS, math.inf)
+    total = dict.fromkeys(ORDERS, 0.0)
+    for event in events:
+        for order in ORDERS:
+            if isinstance(event, PrivateSelection):
+                total[order] += selection_divergence(event, order)
+            elif isinstance(event, SubsampledGaussian):
+                total[order] += event.steps * divergence(event, Relation.ADD_OR_REMOVE, order)
+    return total
+
+
+def _holds_selection(events: Sequence[Event]) -> bool:
+    return any(isinstance(event, PrivateSelection) for event in events)
+
+
+def _selection_epsilon(events: Sequence[Event], delta: float) -> float:
+    found = _renyi_divergences(events)
+    return max(0.0, min(converted(found[order], order, delta) for order in ORDERS))
+
+
 def _composition(events: Iterable[Event]) -> _Composition | None:
     """None where raw access makes ε infinite."""
     events = merged(events)
     kind = relation(events)
     total: dict[tuple[float, float, float], int] = {}
     for event in events:
-        if isinstance(event, RawAccess):
+        if not isinstance(event, SubsampledGaussian):
             return None
         key = (event.sampling_rate, event.noise_multiplier, event.sensitivity(kind))
         total[key] = total.get(key, 0) + event.steps
@@ -128,12 +154,18 @@ def _epsilon(composition: _Composition, delta: float, grid: float) -> float:
 
 def epsilon(events: Iterable[Event], delta: float) -> float:
     """The ε that holds at ``delta`` for everything in ``events`` together; infinite after raw access."""
+    events = tuple(events)
+    if _holds_selection(events):
+        return _selection_epsilon(events, delta)
     composition = _composition(events)
     return math.inf if composition is None else _epsilon(composition, delta, _FINE)
 
 
 def rough_epsilon(events: Iterable[Event], delta: float) -> float:
     """A valid upper bound from the coarse grid, cheap enough for a progress bar."""
+    events = tuple(events)
+    if _holds_selection(events):
+        return _selection_epsilon(events, delta)
     composition = _composition(events)
     return math.inf if composition is None else _epsilon(composition, delta, _COARSE)
 
@@ -145,12 +177,16 @@ def _trade_off(composition: _Composition) -> tuple[tuple[float, float], ...]:
     with _quiet():
         if not _rdp(composition).get_epsilon(1e-5) <= _HUGE:
             return ((0.0, 1.0),)
-        levels = [number / 10 for number in range(201)]
-        return tuple(zip(levels, map(float, _pld(composition, _COARSE).get_delta(levels)), strict=True))
+        deltas = map(float, _pld(composition, _COARSE).get_delta(_LEVELS))
+        return tuple(zip(_LEVELS, deltas, strict=True))
 
 
 def trade_off(events: Iterable[Event]) -> tuple[tuple[float, float], ...]:
     """δ(ε) at ε = 0, 0.1, … 20, from which every test of one unit's presence is bounded."""
+    events = tuple(events)
+    if _holds_selection(events):
+        found = _renyi_divergences(events)
+        return tuple((level, min(1.0, *(delta_of(found[k], k, level) for k in ORDERS))) for level in _LEVELS)
     composition = _composition(events)
     return ((0.0, 1.0),) if composition is None else _trade_off(composition)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Relation(StrEnum):
@@ -115,7 +115,50 @@ class RawAccess:
         return {"kind": "raw access", **asdict(self)}
 
 
-Event = SubsampledGaussian | RawAccess
+@dataclass(frozen=True)
+class PrivateSelection:
+    """A random number of trials, of which the one with the best noisy score is released (``selection.py``).
+
+    ``candidates`` holds the queries of a trial for each candidate. ``shape`` and ``gamma`` are η and γ of the truncated
+    negative binomial distribution of the number of trials.
+    """
+
+    name: str
+    candidates: tuple[tuple[SubsampledGaussian, ...], ...]
+    shape: float
+    gamma: float
+    steps: ClassVar[int] = 1
+    relation: ClassVar[Relation] = Relation.ADD_OR_REMOVE
+
+    def __post_init__(self) -> None:
+        if not self.candidates or any(not events for events in self.candidates):
+            raise ValueError("a selection needs at least one candidate, and each at least one query")
+        if any(event.relation is not self.relation for events in self.candidates for event in events):
+            raise ValueError("a selection is accounted for under adding or removing one unit; shards need replacing")
+        if not (0 <= self.shape <= 1 and 0 < self.gamma < 1):
+            raise ValueError("a selection needs a shape η from 0 to 1 and a γ between 0 and 1")
+
+    def times(self, steps: int) -> PrivateSelection:
+        if steps != 1:
+            raise ValueError("a selection is charged once")
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        candidates = [[event.to_json() for event in events] for events in self.candidates]
+        numbers = {"shape": self.shape, "gamma": self.gamma}
+        return {"kind": "private selection", "name": self.name, "candidates": candidates, **numbers}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PrivateSelection:
+        found = tuple(tuple(event_from_json(event) for event in events) for events in data["candidates"])
+        if not all(isinstance(event, SubsampledGaussian) for events in found for event in events):
+            raise ValueError("a candidate of a selection asks noisy sums only")
+        return cls(data["name"], found, data["shape"], data["gamma"])  # type: ignore[arg-type]
+
+
+Charged = SubsampledGaussian | PrivateSelection
+"""What is reserved on a ledger before it is charged."""
+Event = Charged | RawAccess
 
 
 def event_from_json(data: dict[str, Any]) -> Event:
@@ -124,6 +167,8 @@ def event_from_json(data: dict[str, Any]) -> Event:
         case "noisy sums":
             blocks = tuple(Block.from_json(block) for block in data["blocks"])
             return SubsampledGaussian(data["name"], blocks, data["rate"], data["steps"], data.get("shards"))
+        case "private selection":
+            return PrivateSelection.from_json(data)
         case "raw access":
             return RawAccess(data["name"], data["reason"])
         case kind:
@@ -131,9 +176,14 @@ def event_from_json(data: dict[str, Any]) -> Event:
 
 
 def merged(events: Iterable[Event]) -> tuple[Event, ...]:
-    """Equal mechanisms added up into one event with more steps, in order of first appearance."""
-    total: dict[Event, int] = {}
+    """Equal mechanisms added up into one event with more steps, in order of first appearance; selections stay apart."""
+    total: dict[SubsampledGaussian | RawAccess, int] = {}
+    selections = []
     for event in events:
+        if isinstance(event, PrivateSelection):
+            selections.append(event)
+            continue
         key = event.times(1) if isinstance(event, SubsampledGaussian) else event
         total[key] = total.get(key, 0) + (event.steps if isinstance(event, SubsampledGaussian) else 1)
-    return tuple(e.times(n) if isinstance(e, SubsampledGaussian) else e for e, n in total.items())
+    sums = tuple(e.times(n) if isinstance(e, SubsampledGaussian) else e for e, n in total.items())
+    return (*sums, *selections)

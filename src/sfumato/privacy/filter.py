@@ -17,23 +17,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-import numpy as np
-from scipy.special import gammaln, logsumexp
-
 from sfumato.privacy.accounting import relation
-from sfumato.privacy.events import Event, RawAccess, Relation, SubsampledGaussian, merged
-
-ORDERS = range(2, 257)
+from sfumato.privacy.events import Event, PrivateSelection, RawAccess, merged
+from sfumato.privacy.renyi import ORDERS, converted, divergence
+from sfumato.privacy.selection import selection_divergence
 
 
 def filter_order(epsilon: float, delta: float) -> int:
     """The order at which the most Gaussian noise-to-signal fits below (ε, δ): Gaussians cost α·s, see ``converted``."""
     return max(ORDERS, key=lambda order: (epsilon - converted(0.0, order, delta)) / order)
-
-
-def converted(divergence: float, order: int, delta: float) -> float:
-    """The ε at δ of a mechanism with this Rényi divergence (Canonne, Kamath and Steinke, 2020, proposition 12)."""
-    return divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
 def filtered_epsilon(events: Iterable[Event], order: int, delta: float) -> float:
@@ -46,25 +38,10 @@ def filtered_epsilon(events: Iterable[Event], order: int, delta: float) -> float
     for event in events:
         if isinstance(event, RawAccess):
             return math.inf
+        if isinstance(event, PrivateSelection):
+            if kind is not event.relation:
+                return math.inf
+            total += selection_divergence(event, order)
+            continue
         total += event.steps * divergence(event, kind, order)
     return max(0.0, converted(total, order, delta))
-
-
-def divergence(event: SubsampledGaussian, kind: Relation, order: int) -> float:
-    """The Rényi divergence of one step, at a whole-number order, between neighbouring collections.
-
-    Adding or removing: the binomial sum of Mironov, Talwar and Zhang (2019). Replacing: the two mixtures share their
-    part of weight 1 − q, and exp((α − 1)·D) is jointly convex, hence log(1 + q·(exp((α − 1)·D') − 1)) / (α − 1) with D'
-    the divergence of two Gaussians that are two clip norms apart.
-    """
-    rate, noise = event.sampling_rate, event.noise_multiplier
-    far = event.sensitivity(kind)
-    whole = order * (order - 1) * far**2 / (2 * noise**2)
-    if rate == 1:
-        return whole / (order - 1)
-    if kind is Relation.REPLACE:
-        return float(logsumexp([math.log1p(-rate), math.log(rate) + whole])) / (order - 1)
-    k = np.arange(order + 1)
-    binomial = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
-    weights = binomial + (order - k) * math.log1p(-rate) + k * math.log(rate)
-    return max(0.0, float(logsumexp(weights + k * (k - 1) * far**2 / (2 * noise**2))) / (order - 1))

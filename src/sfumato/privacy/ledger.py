@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import AnyBudget, Budget, BudgetExceeded, budget_from_json
-from sfumato.privacy.events import Event, RawAccess, SubsampledGaussian, event_from_json, merged
+from sfumato.privacy.events import Charged, Event, RawAccess, SubsampledGaussian, event_from_json, merged
 from sfumato.privacy.filter import filter_order, filtered_epsilon
 from sfumato.privacy.journal import ORIGIN, Journal, LedgerDamaged, chained
 
@@ -57,7 +57,7 @@ class Ledger:
     def _open(self, journal: Journal) -> None:
         self.path = journal.path
         self._journal, self._entries = journal, journal.entries
-        self._reserved: list[tuple[str, SubsampledGaussian]] = []
+        self._reserved: list[tuple[str, Charged]] = []
         self._ended = {entry["run"] for entry in self._entries if entry["kind"] == "end"}
         if self._entries:
             if self._entries[0].get("kind") != "ledger":
@@ -160,7 +160,7 @@ class Ledger:
     def _of(self, run: str) -> list[dict[str, Any]]:
         return [entry for entry in self._entries if entry.get("run") == run]
 
-    def _total(self, reserved: Sequence[tuple[str, SubsampledGaussian]]) -> float:
+    def _total(self, reserved: Sequence[tuple[str, Charged]]) -> float:
         """The ε with these reservations: the accountant's for a single run, the filter's for several."""
         events = [*self.events(), *(event for _, event in reserved)]
         runs = {e["run"] for e in self._entries if e["kind"] == "charge"} | {run for run, _ in reserved}
@@ -180,7 +180,7 @@ class Ledger:
         self._journal.append({**entry, **(facts or {})})
         return run
 
-    def reserve(self, run: str, events: Sequence[SubsampledGaussian]) -> None:
+    def reserve(self, run: str, events: Sequence[Charged]) -> None:
         """Make room for ``events``, or refuse: after this, charging them cannot exceed the limit."""
         wanted = [*self._reserved, *((run, event) for event in events)]
         if isinstance(self.limit, Budget) and (total := self._total(wanted)) > self.limit.epsilon:
@@ -190,7 +190,7 @@ class Ledger:
             )
         self._reserved = wanted
 
-    def charge(self, run: str, event: SubsampledGaussian) -> None:
+    def charge(self, run: str, event: Charged) -> None:
         """Write one spend down, on disk, before its noise is drawn. It must have been reserved."""
         for index, (owner, reserved) in enumerate(self._reserved):
             if owner == run and reserved.times(1) == event.times(1) and reserved.steps >= event.steps:

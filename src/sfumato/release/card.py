@@ -6,7 +6,7 @@ import importlib.metadata
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -22,6 +22,8 @@ from sfumato.release.plain_numbers import factor_text, one_in_text
 CERTIFIED, NO_GUARANTEE = "certified", "no guarantee"
 FALSE_ALARMS = (1000, 100, 10)
 """One false alarm in so many."""
+_LATER = frozenset({"remarks", "notes"})
+"""Entries that cards of version 0.1.0 do not have."""
 PACKAGES = ("sfumato", "torch", "numpy", "dp-accounting", "safetensors")
 
 
@@ -105,6 +107,10 @@ class Card:
     command: str | None
     device: str
     versions: Mapping[str, str]
+    remarks: tuple[str, ...] = ()
+    """Public sentences: where the settings come from, what to expect from the images."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """What the custodian states, such as purpose, controller, contact and retention; nothing checks it."""
 
     def __post_init__(self) -> None:
         if self.guarantee not in (CERTIFIED, NO_GUARANTEE):
@@ -127,12 +133,12 @@ class Card:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``card.json``."""
-        return entries(self)
+        return {key: value for key, value in entries(self).items() if value or key not in _LATER}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The card that ``to_json`` wrote; a missing or an unknown entry is an error that names it."""
-        names = [field.name for field in fields(cls)]
+        names = [one.name for one in fields(cls) if one.name in data or one.name not in _LATER]
         missing, unknown = [name for name in names if name not in data], sorted(set(data) - set(names))
         if missing or unknown:
             raise ValueError(f"the card lacks {missing}" if missing else f"the card has unknown entries {unknown}")
@@ -162,6 +168,8 @@ def make_card(
     device: str,
     command: str | None,
     claim: Mapping[str, Any] | None = None,
+    remarks: Sequence[str] = (),
+    notes: Mapping[str, str] | None = None,
 ) -> Card:
     """The card of a run: certified unless the session gives ``reasons`` against it."""
     events = ledger.release_events(run)
@@ -205,6 +213,8 @@ def make_card(
             "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in PACKAGES},
         },
+        remarks=tuple(remarks),
+        notes=dict(notes or {}),
     )
 
 

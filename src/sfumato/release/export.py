@@ -18,6 +18,7 @@ from sfumato.data.formats.folder import check_name
 from sfumato.data.images import PublicImages
 from sfumato.files import new_folder, write_json
 from sfumato.release.card import Card
+from sfumato.release.catalogue import write_catalogue
 from sfumato.release.synthetic import SyntheticImages
 
 ExportFormat = Literal["folder", "npz", "parquet"]
@@ -40,7 +41,8 @@ def export(
         synthetic: What ``release.sample`` returned.
         path: The folder to write; it must be empty or absent.
         format: "folder" writes ``images/<class>/000000.png``; "npz" writes ``images.npz`` with images, labels and
-            classes; "parquet" writes ``images.parquet`` in Hugging Face form. ``card.json`` is beside them.
+            classes; "parquet" writes ``images.parquet`` in Hugging Face form. ``card.json`` is beside them, with a
+            dataset card (``README.md``) and Croissant metadata (``croissant.json``) for data catalogues.
         allow_no_guarantee: Images whose card says "no guarantee" are written only with this.
 
     Returns:
@@ -59,6 +61,7 @@ def export(
     with new_folder(path) as temporary:
         _WRITERS[format](temporary, synthetic)
         write_json(temporary / "card.json", synthetic.card.to_json(), private=False)
+        write_catalogue(temporary, synthetic)
     return path
 
 

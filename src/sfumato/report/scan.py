@@ -107,7 +107,8 @@ def _card(card: dict[str, Any], secrets: dict[str, list[tuple[str, Any]]]) -> It
     counts = card.get("class_counts")
     if counts is not None and len(counts) > 3 and all(float(value).is_integer() for value in counts):
         yield Finding("release/card.json", "class_counts are whole numbers, as true counts are and noisy ones are not")
-    words = {key: json.dumps(card.get(key), ensure_ascii=False) for key in ("sentence", "public", "audits", "reasons")}
+    told = ("sentence", "public", "audits", "reasons", "remarks", "notes")
+    words = {key: json.dumps(card.get(key), ensure_ascii=False) for key in told}
     for key, text in words.items():
         tokens = set(_NUMBER.findall(text))
         for file, leaves in secrets.items():

@@ -79,6 +79,8 @@ class Run:
             self.folder.rmdir()
 
     def _has_spent(self) -> bool:
+        if self.ledger.parent == self.folder:
+            return self.ledger.exists() and bool(Ledger.read(self.ledger).events())
         started = self.checkpoint.started
         return started is not None and self.ledger.exists() and bool(Ledger.read(self.ledger).events(started.run))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from typing import Any
 
 import torch
 
 from sfumato.experiments.datasets import Dataset, DatasetLocator, datasets
-from sfumato.experiments.papers.entries import Case, Entry, Paper, Setting, papers, read_toml
+from sfumato.experiments.papers.costs import costs, training_seconds
+from sfumato.experiments.papers.entries import Case, Entry, Paper, Setting, papers
 from sfumato.experiments.papers.scale import SCALES, Scale
 from sfumato.methods import METHODS, Method
 
@@ -87,30 +87,25 @@ def state(entry: Entry, locator: DatasetLocator) -> tuple[str, list[str]]:
 # Cost
 
 
-@cache
-def _costs() -> dict[str, Any]:
-    return read_toml("costs.toml")
-
-
 def cost(entry: Entry, scale: Scale, device: str, locator: DatasetLocator) -> float:
     """Seconds of all trainings and evaluations on this machine, from the measured cost of a record in a step.
 
     The dataset is the one that would be read here: a substitute counts with its own size.
     """
-    costs = _costs()
+    known = costs()
     workers = (os.cpu_count() or 1) if device == "cpu" else 1
     if entry.computation:
-        return float(costs["computation"][entry.computation] * len(entry.cases) * len(entry.settings)) / workers
-    total, known = 0.0, set()
+        return float(known["computation"][entry.computation] * len(entry.cases) * len(entry.settings)) / workers
+    total, trained = 0.0, set()
     for case, _, setting in entry.rows():
         if setting.missing or not setting.method:
             continue
         data = _dataset_read(case, locator)
         method, each = _training_cost(setting, case, scale, data, device)
         key = (data.name, case.records, repr(method), setting.budget(case.epsilon))
-        evaluation = costs["evaluation"][device] * scale.images
-        total += scale.trainings * (evaluation + (0.0 if key in known else each))
-        known.add(key)
+        evaluation = known["evaluation"][device] * scale.images
+        total += scale.trainings * (evaluation + (0.0 if key in trained else each))
+        trained.add(key)
     return total / workers
 
 
@@ -120,24 +115,11 @@ def _dataset_read(case: Case, locator: DatasetLocator) -> Dataset:
 
 
 def _training_cost(setting: Setting, case: Case, scale: Scale, data: Dataset, device: str) -> tuple[Method, float]:
-    base = setting.method.removesuffix("-published")
-    costs, narrowed = _costs()["methods"], _costs()["small"].get(base, 1.0)
+    narrowed = costs()["small"].get(setting.method.removesuffix("-published"), 1.0) if scale.name == "small" else 1.0
     records = min(number for number in (scale.records_of(case), data.records) if number is not None)
     method = scale.method(setting, case)
-    known = base if setting.method not in costs else setting.method
-    each = costs[known][device] * (narrowed if scale.name == "small" else 1.0)
-    return method, each * _record_steps(method, records) * _pixels(data.options) / 784
-
-
-def _record_steps(method: Method, records: int) -> float:
-    """How often a training processes a record, or an image of its own."""
-    parameters: Mapping[str, Any] = method.parameters()
-    if method.raw_access:
-        return float(parameters["iterations"] * parameters["batch_size"])
-    queried = sum(event.sampling_rate * event.steps * records for event in method.queries())
-    generated = parameters.get("iterations", 0) * parameters.get("batch_size", 2 * parameters.get("fakes_per_class", 0))
-    single = "steps" not in parameters or parameters["steps"] == 1
-    return float(queried * parameters.get("draws", 1) + (generated if single else 0))
+    seconds = training_seconds(method, records=records, values=_pixels(data.options), device=device)
+    return method, narrowed * seconds
 
 
 def _pixels(options: Mapping[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,12 +44,15 @@ class Scale:
 
     def method(self, setting: Setting, case: Case, **more: Any) -> Method:
         """The setting's method for a case; at the small scale the parameters that take time are limited."""
-        kind = find_method(setting.method)
-        parameters = kind.configured({**setting.trained_on(case), **more}).parameters()
-        if self.name == "small":
-            parameters |= small().instead.get(setting.method, {})
-            for key, most in small().most.get(setting.method, {}).items():
-                # What the entry compares is kept, so that a sweep over widths remains one.
-                if key not in setting.varied(case) or key in REPETITIONS:
-                    parameters[key] = min(parameters[key], most)
-        return kind.configured(parameters)
+        method = find_method(setting.method).configured({**setting.trained_on(case), **more})
+        # What the entry compares is kept, so that a sweep over widths remains one.
+        return limited(method, keep=setting.varied(case)) if self.name == "small" else method
+
+
+def limited(method: Method, *, keep: Collection[str] = ()) -> Method:
+    """The method with the parameters that take time limited; of those in ``keep`` only numbers of steps are."""
+    parameters = {**method.parameters(), **small().instead.get(method.name, {})}
+    for key, most in small().most.get(method.name, {}).items():
+        if key not in keep or key in REPETITIONS:
+            parameters[key] = min(parameters[key], most)
+    return type(method).configured(parameters)

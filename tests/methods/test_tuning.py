@@ -1,0 +1,69 @@
+"""Settings chosen by private selection: the guarantee, the charge, and the release of the best trial."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sfumato.audit.replay import replay
+from sfumato.data.digits import draw_digits
+from sfumato.methods.dp_merf import DPMERF
+from sfumato.methods.gs_wgan import GSWGAN
+from sfumato.methods.registry import load
+from sfumato.methods.tuning import ScoredMethod, Tuning
+from sfumato.privacy import Budget, BudgetExceeded, Ledger, PrivateRecords
+from sfumato.privacy.events import PrivateSelection
+from sfumato.privacy.ledger import RunRefused
+
+BUDGET = Budget(epsilon=5, delta=1e-5)
+CANDIDATES = [replace(DPMERF.small(), length_scale=scale) for scale in (2.0, 10.0)]
+
+
+def records(count: int = 60) -> PrivateRecords:
+    drawn = draw_digits(count, seed=0)
+    return PrivateRecords(drawn.pixels[:, :, 2:26:3, 2:26:3], drawn.labels, classes=drawn.classes)
+
+
+def test_the_whole_selection_is_charged_and_the_best_trial_is_released(tmp_path: Path) -> None:
+    tuning = Tuning.planned(CANDIDATES, BUDGET, expected_trials=2)
+    release = tuning.fit(records(), tmp_path / "ledger.jsonl", device="cpu")
+    card = release.card
+    assert card.certified and card.epsilon is not None and 4 < card.epsilon <= 5
+    assert card.events == (tuning.event,) and isinstance(card.events[0], PrivateSelection)
+    assert card.method == "dp-merf" and card.parameters["length_scale"] in (2.0, 10.0)
+    assert any("private selection" in remark for remark in card.remarks)
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        assert ledger.spent() == pytest.approx(card.epsilon, rel=0.01) and len(ledger.runs()) == 1
+    release.save(tmp_path / "release")
+    again = load(tmp_path / "release")
+    assert np.array_equal(again.sample(20, seed=1).images, release.sample(20, seed=1).images)
+
+
+def test_a_ledger_that_has_too_little_left_refuses_before_the_first_trial() -> None:
+    ledger = Ledger(None, limit=replace(BUDGET, epsilon=1))
+    with pytest.raises(BudgetExceeded):
+        Tuning.planned(CANDIDATES, BUDGET, expected_trials=2).fit(records(), ledger, device="cpu")
+    assert ledger.spent() == 0
+
+
+def test_a_trial_that_asks_for_more_than_was_charged_is_not_released() -> None:
+    tuning = Tuning.planned(CANDIDATES, BUDGET, expected_trials=2)
+    louder = tuple(replace(trial, noise_factor=0.99 * trial.noise_factor) for trial in tuning.trials)
+    with pytest.raises((RunRefused, BudgetExceeded)):
+        replace(tuning, trials=louder).fit(records(), device="cpu")
+
+
+def test_neighbours_of_a_trial_differ_by_no_more_than_was_paid_for() -> None:
+    found = replay(ScoredMethod.small(), records(40), budget=Budget(epsilon=50, delta=1e-5), pairs=4)
+    assert found.pairs == 4 and not found.findings, found.findings
+
+
+@pytest.mark.parametrize(
+    ("candidates", "hint"), [(CANDIDATES[:1], "two candidates"), ([GSWGAN.small(), *CANDIDATES], "adding or removing")]
+)
+def test_what_cannot_be_tuned_is_refused(candidates: list[DPMERF], hint: str) -> None:
+    with pytest.raises(ValueError, match=hint):
+        Tuning.planned(candidates, BUDGET)
