@@ -20,4 +20,6 @@ def test_every_finding_names_tests_that_exist() -> None:
         assert named, row
         for file, name in named:
             tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-            assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}, f"{file}::{name}"
+            assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}, (
+                f"{file}::{name}"
+            )
