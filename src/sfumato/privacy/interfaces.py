@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from sfumato.privacy.budget import Unit
-from sfumato.privacy.events import SubsampledGaussian
+from sfumato.privacy.events import Charged
 from sfumato.privacy.mechanism import Query
 from sfumato.privacy.state import PrivateState
 
@@ -35,7 +35,7 @@ class PublicInput:
     name: str
     sha256: str
     release: str | None = None
-    events: tuple[SubsampledGaussian, ...] = ()
+    events: tuple[Charged, ...] = ()
     unit: Unit | None = None
 
 

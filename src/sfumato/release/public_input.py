@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from sfumato.data.images import Images, PublicImages
-from sfumato.privacy import SubsampledGaussian
+from sfumato.privacy.events import RawAccess
 from sfumato.privacy.interfaces import PublicInput
 from sfumato.release.card import CERTIFIED, Card
 from sfumato.release.export import is_export
@@ -50,7 +50,7 @@ def read_public(
     digest = content_sha256(images)
     if card is None:
         return images, PublicInput(path.resolve().name, digest)
-    events = tuple(event for event in card.events if isinstance(event, SubsampledGaussian))
+    events = tuple(event for event in card.events if not isinstance(event, RawAccess))
     return images, PublicInput(path.resolve().name, digest, card.run, events, card.unit)
 
 
