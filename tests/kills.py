@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -188,13 +188,13 @@ def resumed(method: Method, folder: Path, which: str, trial: Trial) -> None:
             )
 
 
-def trials(kills: int, seed: int) -> Iterator[Trial]:
-    """Kill and resume, over the certified variants in turn."""
+def trials(kills: int, seed: int, cases: Sequence[tuple[str, str]] = CERTIFIED) -> Iterator[Trial]:
+    """Kill and resume, over the variants in turn."""
     moments = random.Random(seed)
     measured: dict[tuple[str, str], tuple[float, int]] = {}
     done = 0
     while done < kills:
-        case = CERTIFIED[done % len(CERTIFIED)]
+        case = cases[done % len(cases)]
         method = find(case[0]).small(case[1])
         method.plan(budget_for(method))  # the children inherit the calibration
         with tempfile.TemporaryDirectory() as temporary:
