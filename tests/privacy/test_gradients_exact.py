@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -226,7 +227,21 @@ def test_large_sums_are_carried_over() -> None:
     total = FixedPointSum({"w": 0.5})
     for _ in range(5):
         total.add({"w": torch.tensor([1 << 44])}, 1 << 16)
-    assert total.values()["w"].tolist() == [5 * 2.0**43]
+    limbs = total.limbs({"w": 1}, torch.device("cpu"))
+    assert total.values(limbs, {"w": 1})["w"].tolist() == [5 * 2.0**43]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 7])
+def test_more_units_than_64_bits_hold_are_added_without_rounding_in_any_number_of_processes(processes: int) -> None:
+    # 8 million units near the clip norm, half of them negative, and one grid step: float64 sums would lose the step.
+    rng = np.random.default_rng(0)
+    steps = [int(n) << 16 for n in rng.integers(2**43 >> 16, 2**45 >> 16, 64)]
+    parts = [FixedPointSum({"w": 1.0}) for _ in range(processes)]
+    for number, sign in enumerate([1, -1] * 32):
+        parts[number % processes].add({"w": torch.tensor([sign * steps[number // 2] << 16])}, 1 << 16)
+    parts[0].add({"w": torch.tensor([1])}, 1)
+    limbs = torch.stack([part.limbs({"w": 1}, torch.device("cpu")) for part in parts]).sum(0)
+    assert parts[0].values(limbs, {"w": 1})["w"].tolist() == [1.0]
 
 
 def test_the_size_of_a_microbatch_follows_from_public_numbers() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from browser import NAMES
@@ -74,6 +77,17 @@ def chromium() -> Iterator[Browser]:
 def write_digits(path: Path, count: int = 300) -> Path:
     drawn = draw_digits(count, seed=1)
     np.savez(path, images=drawn.pixels[:, 0], labels=drawn.labels)
+    return path
+
+
+def write_zip(path: Path, count: int, classes: Sequence[str]) -> Path:
+    """Drawn digits as PNG files, a folder for each class."""
+    drawn = draw_digits(count, seed=1)
+    with zipfile.ZipFile(path, "w") as archive:
+        for number, pixels in enumerate(drawn.pixels):
+            buffer = io.BytesIO()
+            Image.fromarray(pixels[0]).save(buffer, format="PNG")
+            archive.writestr(f"{classes[number % len(classes)]}/{number}.png", buffer.getvalue())
     return path
 
 

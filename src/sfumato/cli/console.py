@@ -141,6 +141,10 @@ class ProgressBar:
             self._tasks[name] = self._bar.add_task(name, total=total or None, cost="")
         self._bar.update(self._tasks[name], completed=done, total=total or None, cost=cost)
 
+    def per_cent(self, done: int) -> None:
+        """Show how much of a collection is read; the number of its records is not shown."""
+        self.report("reading the images", done, 100)
+
     def _report_line(self, name: str, done: int, total: int, cost: str) -> None:
         tenth = 10 * done // total if total else 0
         if tenth == self._tenths.get(name):

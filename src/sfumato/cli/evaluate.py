@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato.cli.console import ProgressBar, print_table, say, warn
+from sfumato.cli.console import ProgressBar, print_table, say, use_quiet, warn
 from sfumato.cli.options import Device, ReadingOptions, device_named
 from sfumato.files import write_json
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def evaluate_command(
+    context: typer.Context,
     synthetic: Annotated[
         list[Path],
         typer.Argument(help="What 'sample' wrote, or any images. Several: independent trainings of one generator."),
@@ -56,12 +57,20 @@ def evaluate_command(
         Path | None, typer.Option(help="Write a PNG of synthetic images above their nearest PRIVATE ones. Internal.")
     ] = None,
 ) -> None:
-    """Evaluate synthetic images by a published protocol, beside baselines measured in the same run. NOT PRIVATE."""
+    """Evaluate synthetic images by a published protocol, beside baselines measured in the same run. NOT PRIVATE.
+
+    Under torchrun the features of FID and KID are computed by all processes.
+    """
     from sfumato.evaluation.cache import default_folder
     from sfumato.evaluation.evaluate import evaluate
     from sfumato.evaluation.protocols import protocol_named
+    from sfumato.training.distributed import process_group
 
     chosen = protocol_named(protocol)
+    world, device = context.with_resource(process_group(device_named(device)))
+    use_quiet(not world.first)
+    # A process that finds statistics which the others still compute would fall out of step with them.
+    no_cache = no_cache or world.size > 1
     # Synthetic images are public: errors may name their files, and their labels may be looked up.
     sets = [_synthetic(path, reading) for path in synthetic]
     reading = _like(sets[0], reading)
@@ -75,17 +84,19 @@ def evaluate_command(
             protocol=chosen,
             data=real.resolve().name,
             seeds=range(seeds),
-            device=device_named(device),
+            device=device,
             feature_images=feature_images,
             cache=None if no_cache else cache or default_folder(),
             with_inception=not no_inception,
             inception_head=inception_head,
             progress=bar.report,
         )
+    if not world.first:
+        return
     if json_file is not None:
         write_json(json_file, result.to_json(), private=True)
     if neighbours is not None:
-        _write_neighbours(neighbours, sets[0], train, test, device_named(device))
+        _write_neighbours(neighbours, sets[0], train, test, device)
     print_result(result)
 
 

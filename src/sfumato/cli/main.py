@@ -104,5 +104,6 @@ def _is_expected(error: Exception) -> bool:
         return True
     # Imported here, so that ``sfumato --help`` need not wait for torch.
     from sfumato.privacy import BudgetExceeded, LedgerBusy, LedgerDamaged
+    from sfumato.privacy.distributed import RankLost
 
-    return isinstance(error, BudgetExceeded | LedgerBusy | LedgerDamaged)
+    return isinstance(error, BudgetExceeded | LedgerBusy | LedgerDamaged | RankLost)

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from sfumato.cli.console import say
-from sfumato.cli.options import ReleasePath, label_set
+from sfumato.cli.options import ReleasePath, device_named, label_set
 
 
 def sample(
+    context: typer.Context,
     release: ReleasePath,
     *,
     count: Annotated[int, typer.Option(min=1, help="How many images.")] = 1000,
@@ -24,11 +25,16 @@ def sample(
         bool, typer.Option("--allow-no-guarantee", help="Export images of a release that has no guarantee.")
     ] = False,
 ) -> None:
-    """Draw labelled images from a release. Costs no privacy: no private data is read."""
+    """Draw labelled images from a release. Costs no privacy: no private data is read.
+
+    Under torchrun every process draws its part and writes a parquet file of its own.
+    """
     import numpy as np
 
     from sfumato.methods.registry import load
     from sfumato.release.export import export
+    from sfumato.release.shards import export_shards
+    from sfumato.training.distributed import process_group
     from sfumato.training.run_folder import release_folder
 
     found = load(release_folder(release))
@@ -40,12 +46,25 @@ def sample(
         if unknown:
             raise ValueError(f"--labels: no class {unknown[0]!r}; the release has {', '.join(found.classes)}")
         wanted = np.array([found.classes.index(name) for name in names])[np.arange(count) % len(names)]
-    drawn = found.sample(count, labels=wanted, proportions=proportions, seed=seed)
-    written = export(
-        drawn,
-        out,
-        format=format,  # type: ignore[arg-type]
-        allow_no_guarantee=allow_no_guarantee,
-    )
+    world, device = context.with_resource(process_group(device_named("auto")))
+    if world.size > 1:
+        if format != "parquet":
+            raise ValueError("several processes write parquet files: add --format parquet")
+        written = export_shards(
+            found,
+            count,
+            out,
+            world,
+            labels=wanted,
+            proportions=proportions,
+            seed=seed,
+            device=device,
+            allow_no_guarantee=allow_no_guarantee,
+        )
+        if not world.first:
+            return
+    else:
+        drawn = found.sample(count, labels=wanted, proportions=proportions, seed=seed)
+        written = export(drawn, out, format=format, allow_no_guarantee=allow_no_guarantee)  # type: ignore[arg-type]
     say(found.card.sentence)
     say(f"Written: {count} images to {written}")

@@ -12,7 +12,7 @@ import typer
 
 from sfumato.cli.choice import check_choosable, choose, expected_use, noted, public_facts
 from sfumato.cli.config import config_text
-from sfumato.cli.console import ProgressBar, remark, say
+from sfumato.cli.console import ProgressBar, remark, say, use_quiet
 from sfumato.cli.minutes import for_minutes
 from sfumato.cli.options import (
     BudgetOptions,
@@ -66,10 +66,13 @@ def train(
     from sfumato.data import PrivateImages, read
     from sfumato.data.holdout import HoldOut
     from sfumato.training.cost import Cost
+    from sfumato.training.distributed import process_group
     from sfumato.training.run_folder import Run
 
     check_order(data, second)
-    key, device = signing_key(sign), device_named(device)
+    key = signing_key(sign)
+    world, device = context.with_resource(process_group(device_named(device)))
+    use_quiet(not world.first)
     allowed = budget.budget(persons=reading.names_persons, declared_size=declared_size, ledger=ledger)
     allowed.check_delta(declared_size)
     stated = noted(notes or [])
@@ -78,18 +81,22 @@ def train(
     else:
         check_choosable(parameters, budget)
     run = Run(out, ledger=ledger)
-    run.check(resume=resume)
+    world.from_first(lambda: run.check(resume=resume))
     with ProgressBar() as progress:
         progress.report("reading the images", 0, 0)
-        images = read(data, **reading.for_reader())
+        options = reading.for_reader()
+        options["progress"] = progress.per_cent
+        images = world.in_turn(lambda: read(data, **options))
     persons = images.persons is not None
     allowed = budget.budget(persons=persons, declared_size=declared_size, ledger=ledger)
     check_unit(allowed, persons=persons, given=budget.unit is not None)
     public = public_facts(images, allowed, declared_size)
     if not method:
-        method = choose(public, device=device, time_limit=time_limit)
+        method = world.from_first(lambda: choose(public, device=device, time_limit=time_limit))
     chosen = parameters.configured(method)
     if minutes is not None:
+        if world.size > 1:
+            raise ValueError("--minutes times the steps of one process; give --set steps=... where several train")
         chosen = for_minutes(
             chosen, minutes, images, declared_size=declared_size, device=device, run=run, resume=resume
         )
@@ -97,7 +104,10 @@ def train(
     remarks = expected_use(chosen, public, declared=declared_size is not None)
     division = None
     if hold_out is not None:
-        division = HoldOut.load(run.hold_out) if resume else HoldOut.drawn(hold_out)
+        drawn = world.from_first(
+            lambda: dataclasses.asdict(HoldOut.load(run.hold_out) if resume else HoldOut.drawn(hold_out))
+        )
+        division = HoldOut(**drawn)
         images, _ = division.split(images)
     private = PrivateImages.from_images(images, declared_size=declared_size)
     facts: dict[str, Any] = {
@@ -108,10 +118,14 @@ def train(
     }
     facts |= {"data": str(data.resolve()), "ledger": str(run.ledger.resolve()), "seed": seed}
     facts |= {"declared_size": declared_size, "max_images_per_unit": max_images_per_unit}
-    run.begin({**facts, "reading": _plain(reading)}, resume=resume)
-    if division is not None:
-        division.save(run.hold_out)
-    write_file(run.internal / "command.toml", config_text(context), private=True)
+
+    def begin() -> None:
+        run.begin({**facts, "reading": _plain(reading)}, resume=resume)
+        if division is not None:
+            division.save(run.hold_out)
+        write_file(run.internal / "command.toml", config_text(context), private=True)
+
+    world.from_first(begin)
     cost = Cost(device, resumed=resume)
     try:
         with ProgressBar() as progress:
@@ -128,13 +142,16 @@ def train(
                 remarks=remarks,
                 notes=stated,
             )
+        if not world.first:
+            return
         cost.keep(run.internal)
         run.finish(release, key=key)
     except KeyboardInterrupt:
         remark(f"\nStopped. {run.ledger} holds what was spent; continue with the same command and --resume.")
         raise typer.Exit(130) from None
     except Exception:
-        run.discard_if_unspent()
+        if world.first:
+            run.discard_if_unspent()
         raise
     say(release.card.sentence)
     say(f"Written: {run.release}")

@@ -21,7 +21,7 @@ from sfumato.files import cache_folder
 MEMORY_LIMIT = 64 << 20
 """Bytes of decoded pixels kept in memory; a larger collection goes to the cache."""
 
-_ENTRY = re.compile(r"^pixels-[0-9a-f]{32}$|^partial-")
+_ENTRY = re.compile(r"^pixels-[0-9a-f]{32}$|^reading-[0-9a-f]{32}$|^partial-")
 _FACTS = "facts.json"
 _KINDS: dict[str, Any] = {"pixels": np.uint8, "labels": np.int64, "persons": np.int64}
 
@@ -31,7 +31,7 @@ def clear_cache(cache: str | Path | None = None) -> int:
     folder, freed = cache_folder(cache), 0
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
         if _ENTRY.match(entry.name) and entry.is_dir() and not entry.is_symlink():
-            freed += sum(file.lstat().st_size for file in entry.iterdir())
+            freed += sum(file.lstat().st_size for file in entry.rglob("*") if not file.is_dir())
             shutil.rmtree(entry)
     return freed
 
@@ -125,6 +125,16 @@ class Writer:
         self.count += 1
         if self._partial is None and self.count * pixels.size > self._limit:
             self._spill()
+
+    def extend(self, pixels: IO[bytes], shape: tuple[int, ...], labels: np.ndarray, persons: np.ndarray) -> None:
+        """Add many rows at once, whose pixels are read from a file."""
+        self.shape = shape
+        if self._partial is None:
+            self._spill()
+        shutil.copyfileobj(pixels, self._sinks["pixels"], 1 << 20)
+        self._sinks["labels"].write(labels.astype(np.int64).tobytes())
+        self._sinks["persons"].write(persons.astype(np.int64).tobytes())
+        self.count += len(labels)
 
     def _spill(self) -> None:
         missing = [place for place in (self._folder, *self._folder.parents) if not place.exists()]

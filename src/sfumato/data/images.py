@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
@@ -56,6 +56,8 @@ class Options(TypedDict, total=False):
     pixel_limit: int
     cache: str | Path | None
     memory_limit: int
+    workers: int | None
+    progress: Callable[[int], None] | None
 
 
 def read(
@@ -80,6 +82,8 @@ def read(
     pixel_limit: int = PIXEL_LIMIT,
     cache: str | Path | None = None,
     memory_limit: int = MEMORY_LIMIT,
+    workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Images:
     """Read an image folder, npz, idx, parquet or a saved Hugging Face data set.
 
@@ -104,6 +108,9 @@ def read(
         pixel_limit: Larger images are refused before they are decoded.
         cache: The folder for decoded pixels; by default the user's, and only above ``memory_limit``.
         memory_limit: Bytes of pixels that are held in memory; more go to the cache (``clear_cache`` removes them).
+        workers: Processes that decode a large collection; by default one for each core. Where one is killed, the next
+            reading goes on with the parts that are missing.
+        progress: Receives how much of a large collection is read, in per cent.
 
     Returns:
         The images as arrays.
@@ -129,7 +136,15 @@ def read(
         skip_bad=skip_bad,
         infer_classes=infer_classes,
     )
-    found, label_set = read_arrays(path, reading, internal=internal, cache=cache, memory_limit=memory_limit)
+    found, label_set = read_arrays(
+        path,
+        reading,
+        internal=internal,
+        cache=cache,
+        memory_limit=memory_limit,
+        workers=workers,
+        progress=progress,
+    )
     return Images(
         pixels=found.columns["pixels"],
         labels=found.columns["labels"],

@@ -9,9 +9,11 @@ from sfumato.data.source import Record, Selection, Source
 class Labels:
     """The label set of a collection, and the number of each record's label."""
 
-    def __init__(self, source: Source, selection: Selection, *, infer: bool) -> None:
+    def __init__(
+        self, source: Source, selection: Selection, *, infer: bool, classes: tuple[str, ...] | None = None
+    ) -> None:
         self._labelled = selection.labelled
-        declared = selection.classes or source.classes
+        declared = classes or selection.classes or source.classes
         if not selection.labelled:
             declared = ("all",)
         elif declared is None and infer:

@@ -32,12 +32,18 @@ class Persons:
 
     def number(self, record: Record) -> int | None:
         """The number of the record's person; ``None`` where the collection names no persons."""
+        return self.numbered(self.name(record))
+
+    def numbered(self, person: int | str | None) -> int | None:
+        """The number of a person, which is the next one for a person not seen before."""
+        return None if person is None else self._numbers.setdefault(person, len(self._numbers))
+
+    def name(self, record: Record) -> int | str | None:
+        """The record's person as the collection names it."""
         person = self._person(record)
-        if person is None:
-            if self._required:
-                raise BadInput(_NO_PERSON, advice=_FILL, detail=record.name)
-            return None
-        return self._numbers.setdefault(person, len(self._numbers))
+        if person is None and self._required:
+            raise BadInput(_NO_PERSON, advice=_FILL, detail=record.name)
+        return person
 
     def _person(self, record: Record) -> int | str | None:
         if self._by_file is None and self._pattern is None:

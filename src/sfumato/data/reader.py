@@ -19,7 +19,9 @@ from sfumato.data.formats.folder import Folder, folder_splits
 from sfumato.data.formats.idx import IMAGES, Idx, splits
 from sfumato.data.formats.npz import Npz, npz_splits
 from sfumato.data.formats.parquet import files_in, parquet, parquet_splits
+from sfumato.data.gather import gather
 from sfumato.data.labels import Labels
+from sfumato.data.parallel import Workers
 from sfumato.data.persons import Persons
 from sfumato.data.source import Selection, Source, files_fingerprint
 from sfumato.files import cache_folder
@@ -34,7 +36,6 @@ _SOURCES: dict[str, Callable[[Path, Selection], Source]] = {
     "parquet": parquet,
     "arrow": arrow,
 }
-_NAMED_AT_MOST = 1000
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,20 @@ class Reading:
 
 
 def read_arrays(
-    path: str | Path, reading: Reading, *, internal: bool, cache: str | Path | None, memory_limit: int
+    path: str | Path,
+    reading: Reading,
+    *,
+    internal: bool,
+    cache: str | Path | None,
+    memory_limit: int,
+    workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> tuple[CachedArrays, tuple[str, ...]]:
     """The decoded rows and the label set. Raises BadInput alone; its text names no file unless ``internal``."""
     try:
         with silent_decoders():
-            return _read(Path(path), reading, cache_folder(cache), 0 if cache is not None else memory_limit)
+            limit = 0 if cache is not None else memory_limit
+            return _read(Path(path), reading, cache_folder(cache), limit, Workers(workers, progress))
     except BadInput as error:
         problem = error.shown(internal=internal)
     except OSError as error:
@@ -129,7 +138,9 @@ def open_source(path: Path, reading: Reading) -> Source:
     return _SOURCES[reading.format or recognise(path)](path, reading.selection)
 
 
-def _read(path: Path, reading: Reading, folder: Path, memory_limit: int) -> tuple[CachedArrays, tuple[str, ...]]:
+def _read(
+    path: Path, reading: Reading, folder: Path, memory_limit: int, workers: Workers
+) -> tuple[CachedArrays, tuple[str, ...]]:
     source = open_source(path, reading)
     labels = Labels(source, reading.selection, infer=reading.infer_classes)
     beside = [] if reading.selection.person_file is None else [reading.selection.person_file]
@@ -138,7 +149,16 @@ def _read(path: Path, reading: Reading, folder: Path, memory_limit: int) -> tupl
     if found is None:
         writer = Writer(folder, memory_limit=memory_limit)
         try:
-            skipped = _gather(source, reading, labels, writer)
+            if workers.pay(source):
+                skipped = workers.read(path, reading, labels.classes, writer, folder / f"reading-{key}", source)
+            else:
+                skipped = gather(source.records(), reading, labels, Persons(reading.selection).number, writer)
+            if not writer.count:
+                raise BadInput(
+                    "the collection has no images that can be used",
+                    advice="Check the path; with skip_bad (--skip-bad), see what was left out (internal=True, "
+                    "--internal).",
+                )
             found = writer.finish(key, {"skipped": skipped})
         except BaseException:
             writer.discard()
@@ -153,35 +173,3 @@ def _exported(path: Path) -> Path:
             if (path / name).exists():
                 return path / name
     return path
-
-
-def _gather(source: Source, reading: Reading, labels: Labels, writer: Writer) -> list[str]:
-    """Decode every record into the writer; returns which were left out as bad, and why."""
-    skipped: list[str] = []
-    persons = Persons(reading.selection)
-    skip_unlabelled = reading.selection.unlabelled == "leave out"
-    for record in source.records():
-        if skip_unlabelled and labels.missing(record):
-            continue
-        try:
-            pixels = record.load(reading.transform)
-            label, person = labels.number(record), persons.number(record)
-        except BadInput as error:
-            if not reading.skip_bad:
-                raise
-            if len(skipped) < _NAMED_AT_MOST:
-                skipped.append(f"{record.name}: {error.rule}")
-            continue
-        if writer.shape not in (None, pixels.shape):
-            raise BadInput(
-                "the images differ in size or colour",
-                advice='Say what they are to become: size=32 (--size 32), colour="grey" (--colour grey) or "rgb".',
-                detail=f"{record.name}: {pixels.shape} after {writer.shape}",
-            )
-        writer.add(pixels, label=label, person=person)
-    if not writer.count:
-        raise BadInput(
-            "the collection has no images that can be used",
-            advice="Check the path; with skip_bad (--skip-bad), see what was left out (internal=True, --internal).",
-        )
-    return skipped

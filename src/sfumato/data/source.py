@@ -58,6 +58,12 @@ class Source(Protocol):
     def records(self) -> Iterator[Record]:
         """One pass in constant memory. Raises BadInput when the collection as a whole is malformed."""
 
+    def count(self) -> int | None:
+        """The number of records, where it is known before they are read and a part of them can be read alone."""
+
+    def part(self, start: int, stop: int) -> Iterator[Record]:
+        """The records from number ``start`` on, up to ``stop``."""
+
 
 def files_fingerprint(files: Sequence[Path]) -> str:
     """A fingerprint of files by path, size and times."""

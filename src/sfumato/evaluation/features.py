@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sfumato.evaluation.classifiers import Progress, silent
 from sfumato.evaluation.results import FeatureIdentity
+from sfumato.privacy.distributed import World
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,23 @@ def extract(
     batch: int | None = None,
     progress: Progress = silent,
 ) -> Tensor:
-    """Features of every image, float32 ``[N, dimension]``, on the device. A memory map is read batch by batch."""
+    """Features of every image, float32 ``[N, dimension]``, on the device. A memory map is read batch by batch.
+
+    Where several processes evaluate together, each takes every n-th batch, and all of them get all features.
+    """
+    world = World.current()
     device = torch.device(device)
     batch = batch or (512 if device.type == "cuda" else 32)
     module = network.module.to(device)
     task = f"features ({network.name})"
-    parts = []
+    features = torch.zeros(len(pixels), network.dimension, device=device)
     with torch.inference_mode(), full_precision():
-        for start in range(0, len(pixels), batch):
+        for start in range(world.rank * batch, len(pixels), world.size * batch):
             images = torch.tensor(np.asarray(pixels[start : start + batch]), device=device)
-            parts.append(module(images).float())
+            features[start : start + batch] = module(images).float()
             progress(task, min(start + batch, len(pixels)), len(pixels))
-    return torch.cat(parts) if parts else torch.zeros(0, network.dimension, device=device)
+    # Every row has the bits of one process, and zeros of the others.
+    return world.all_reduce(features.view(torch.int32)).view(torch.float32)
 
 
 @contextmanager

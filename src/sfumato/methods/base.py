@@ -32,6 +32,7 @@ from sfumato.privacy.session import Session, session
 from sfumato.release.card import make_card
 from sfumato.release.release import Release
 from sfumato.training.checkpoint import FolderCheckpoint
+from sfumato.training.distributed import for_all_processes
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class Method(ABC):
             curator_type=self.curator_type,
             device=device,
             max_images_per_unit=max_images_per_unit,
-            checkpoint=checkpoint,
+            checkpoint=for_all_processes(checkpoint),
             progress=progress,
             seed=seed,
             tape=tape,

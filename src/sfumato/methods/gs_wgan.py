@@ -195,10 +195,11 @@ class _CriticUpdate:
         opposite = self.pool[labels, picked]
         mixes = random.uniform("mix", self.critics.steps).unflatten(0, labels.shape)
         offsets = state[:, : len(self.critics)]
-        new = (offsets == 0).all(1).nonzero()[:, 0]  # never sampled before
-        if len(new) and self.method.warm_start_rounds:
-            own = (images[new], opposite[new], labels[new], shares[new], mixes[new])
-            offsets = offsets.index_copy(0, new, self._warm_started(offsets[new], *own))
+        new = (offsets == 0).all(1) & (shares > 0).any(1)  # never sampled before; padding has no shares
+        if len(new.nonzero()) and self.method.warm_start_rounds:
+            # All shards at once, so that a shard's shape does not depend on how many others are new.
+            started = self._warm_started(offsets, images, opposite, labels, shares, mixes)
+            offsets = torch.where(new[:, None], started, offsets)
         offsets = self.critics.trained(offsets, images, opposite, labels, shares, mixes)
         shards = len(offsets)
         shown = self.fakes.expand(shards, *self.fakes.shape), self.labels.expand(shards, -1)

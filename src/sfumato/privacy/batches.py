@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from sfumato.privacy.events import SubsampledGaussian
 from sfumato.privacy.gradients.batch import Batch
+from sfumato.privacy.gradients.microbatches import microbatch_size
+from sfumato.privacy.gradients.performance import Performance
 from sfumato.privacy.gradients.probe import PROBE_ROWS, PROBED
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
@@ -40,6 +43,14 @@ class Batches:
         declared = self._records.declared_size
         return None if declared is None else event.sampling_rate * declared
 
+    def units_in_a_pass(self, event: SubsampledGaussian, *, most: int) -> int:
+        """Units, or shards, that a function of rows is evaluated on together, from public numbers only."""
+        expected = self.expected_units(event)
+        if event.shards is not None:
+            # Few, because shards of every width are filled up to this number.
+            most = 32 if self._device.type == "cuda" else 4
+        return microbatch_size(Performance().usual_units(self._device) if expected is None else expected, most=most)
+
     def fetch(
         self,
         event: SubsampledGaussian,
@@ -50,17 +61,20 @@ class Batches:
         draws: int,
         state: PrivateState | None,
         microbatch_size: int | None,
+        padded: bool = False,
     ) -> Iterator[Batch]:
         """The batch in microbatches of units, or of whole shards; an empty batch is one microbatch without rows.
 
         Without a ``microbatch_size`` it comes in one piece, in which every person has the same number of rows.
+        With ``padded``, all microbatches of one width have the same number of units, the last ones of weight 0, so
+        that the shape in which a unit is computed does not depend on the others.
 
         ``draws`` repeats each row with independent randomness; the weights average over the repetitions.
         """
         label, device = (event.name, index), self._device
         if state is not None and state.shards != event.shards:
             raise ValueError(f"state {state.name!r} belongs to other owners than {event.name!r} queries")
-        for owners, units, share in self._packed(event, chosen, microbatch_size):
+        for owners, units, share in self._packed(event, chosen, microbatch_size, padded=padded):
             table, weights = self._units.rows(units.flatten(), self._randomness, *label, widest=microbatch_size is None)
             weights = (weights * share.reshape(-1, 1)).reshape(len(units), units.shape[1] * weights.shape[1])
             rows = table.flatten()
@@ -76,7 +90,10 @@ class Batches:
                 images, labels, ids = (t.repeat_interleave(draws, 0) for t in (images, labels, ids))
                 memory = None if memory is None else memory.repeat_interleave(draws, 0)
                 weight = weight.repeat_interleave(draws, 1)
-            yield Batch(images, labels, self._randomness.draws(ids, number, *label, block), weight, memory, owner)
+            batch = Batch(images, labels, self._randomness.draws(ids, number, *label, block), weight, memory, owner)
+            if padded and microbatch_size is not None and batch.units:
+                batch = replace(batch.padded(microbatch_size), owners=owner)
+            yield batch
 
     def random(self, draws: int, state: PrivateState | None, *label: str) -> Batch:
         """A batch of random images, to test a loss or function on without touching a record."""
@@ -90,14 +107,18 @@ class Batches:
         return Batch(images, ids % len(self._records.classes), random, weights, memory)
 
     def _packed(
-        self, event: SubsampledGaussian, chosen: np.ndarray, microbatch_size: int | None
+        self, event: SubsampledGaussian, chosen: np.ndarray, microbatch_size: int | None, *, padded: bool
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Owners, their units as ``[owners, n]``, and each unit's weight in its owner's vector."""
+        """Owners, their units as ``[owners, n]``, and each unit's weight in its owner's vector.
+
+        Shards go as many at a time as have ``microbatch_size`` units, or if ``padded`` that many shards.
+        """
         if event.shards is not None:
             if event.shards not in self._partitions:
                 shard_of = self._units.shard_of(self._randomness, event.shards)
                 self._partitions[event.shards] = Partition(shard_of, event.shards)
-            yield from self._partitions[event.shards].packs(chosen, microbatch_size or len(chosen))
+            size = microbatch_size or len(chosen)
+            yield from self._partitions[event.shards].packs(chosen, size, most=size if padded else None)
             return
         if microbatch_size is None:
             yield chosen, chosen[:, None], np.ones((len(chosen), 1))

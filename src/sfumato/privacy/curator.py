@@ -17,6 +17,7 @@ from torch import Tensor
 from sfumato.privacy.accounting import rough_epsilon
 from sfumato.privacy.batches import Batches
 from sfumato.privacy.budget import Budget
+from sfumato.privacy.distributed import World
 from sfumato.privacy.events import RawAccess, SubsampledGaussian
 from sfumato.privacy.interfaces import Checkpoint, Progress, PublicInput, Tape
 from sfumato.privacy.ledger import Ledger, RunRefused
@@ -75,6 +76,7 @@ class Curator:
         progress: Progress | None = None,
         tape: Tape | None = None,
         internal: bool = False,
+        world: World | None = None,
     ) -> None:
         if tape is not None and not randomness.seeded:
             raise ValueError("a tape records exact sums; it is accepted in seeded test runs only")
@@ -90,7 +92,8 @@ class Curator:
         self._run = run
         self._randomness = randomness
         self._checkpoint = checkpoint
-        self._progress = progress
+        self._world = world or World()
+        self._progress = progress if self._world.first else None
         self._tape = tape
         self._states: list[PrivateState] = []
         self._internal = internal
@@ -181,6 +184,8 @@ class Curator:
             raise PermissionError(
                 "raw records are not handed out under a guarantee; an algorithm that needs them runs as NoGuarantee()"
             )
+        if self._world.size > 1:
+            raise PermissionError("an algorithm on raw records is not divided over processes; run it in one process")
         self._ledger.note_raw_access(self._run, RawAccess("raw records", reason))
         self._opened = True
         units = self._units.sample(self._randomness, 1.0, "open")

@@ -54,6 +54,20 @@ class Ledger:
             raise LedgerDamaged(f"{path} is empty")
         return ledger
 
+    @classmethod
+    def copied(cls, entries: Sequence[dict[str, Any]]) -> Ledger:
+        """A ledger in memory with these entries: what other processes than the writing one count with."""
+        journal = Journal(None, write=True)
+        for entry in entries:
+            journal.append(entry)
+        ledger = cls.__new__(cls)
+        ledger._open(journal)
+        return ledger
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Everything that was written, in order."""
+        return list(self._entries)
+
     def _open(self, journal: Journal) -> None:
         self.path = journal.path
         self._journal, self._entries = journal, journal.entries

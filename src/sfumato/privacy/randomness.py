@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -91,12 +92,16 @@ def _words_of(digest: bytes) -> Key:
 
 
 class Randomness:
-    """The run's key and the streams derived from it. ``seed`` fixes the key: for tests, and the card then says so."""
+    """The run's key and the streams derived from it. ``seed`` fixes the key: for tests, and the card then says so.
 
-    def __init__(self, seed: int | None = None) -> None:
+    Where several processes train together, ``share`` hands every one of them the key of the first.
+    """
+
+    def __init__(self, seed: int | None = None, *, share: Callable[[bytes], bytes] | None = None) -> None:
         self.seeded = seed is not None
         self._used: set[bytes] = set()
-        self._key = os.urandom(32) if seed is None else hashlib.blake2b(str(seed).encode(), digest_size=32).digest()
+        key = os.urandom(32) if seed is None else hashlib.blake2b(str(seed).encode(), digest_size=32).digest()
+        self._key = key if share is None else share(key)
 
     def _derived(self, *label: str | int) -> bytes:
         """The 256-bit key of a stream."""
@@ -155,7 +160,7 @@ class Randomness:
 def _places(key: bytes, blocks: Tensor, rate: float) -> Tensor:
     """``[blocks, n]`` increasing places in each block of ids; those of ``_IDS`` and more are outside of it."""
     expected = rate * _IDS
-    width = -(-int(expected + 6.0 * math.sqrt(expected) + 8.0) // 8)
+    width = -(-int(expected + 4.0 * math.sqrt(expected) + 4.0) // 8)
     while True:
         number = torch.arange(width).repeat(len(blocks))
         nonce = blocks.repeat_interleave(width)

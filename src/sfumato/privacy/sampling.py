@@ -114,8 +114,12 @@ class Partition:
         self._order = np.argsort(shard_of, kind="stable")
         self._starts = np.searchsorted(shard_of[self._order], np.arange(shards + 1))
 
-    def packs(self, shards: np.ndarray, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Shard numbers, their units as ``[shards, n]`` and each unit's weight, about ``rows`` units at a time.
+    def packs(
+        self, shards: np.ndarray, rows: int, *, most: int | None = None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Shard numbers, their units as ``[shards, n]`` and each unit's weight.
+
+        They come about ``rows`` units at a time, or ``most`` shards at a time.
 
         Only shards that are padded to the same width go together: the shape in which a shard is computed is then a
         function of that shard alone. A shard without units has no vector; if no shard has any, one pack without rows
@@ -128,8 +132,9 @@ class Partition:
         widths = np.array([padded_width(int(size)) for size in sizes])
         for width in np.unique(widths)[::-1]:
             alike = shards[widths == width]
-            for start in range(0, len(alike), max(1, rows // int(width))):
-                yield self._pack(alike[start : start + max(1, rows // int(width))], int(width))
+            at_once = most or max(1, rows // int(width))
+            for start in range(0, len(alike), at_once):
+                yield self._pack(alike[start : start + at_once], int(width))
 
     def _pack(self, shards: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         own = (self._starts[shards + 1] - self._starts[shards])[:, None]

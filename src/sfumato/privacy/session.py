@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor
 
 from sfumato.privacy.curator import Curator, check_charged
+from sfumato.privacy.distributed import World
 from sfumato.privacy.events import RawAccess, SubsampledGaussian, event_from_json
 from sfumato.privacy.interfaces import Checkpoint, Progress, Result, Started, Tape
 from sfumato.privacy.ledger import Ledger, RunRefused, new_run_id
@@ -71,42 +73,32 @@ def session(
     tape: Tape | None = None,
     internal: bool = False,
 ) -> Iterator[Session]:
-    """Start a run, or go on with the one that the checkpoint names. A ledger that is opened here is closed here."""
-    randomness = Randomness(seed)
+    """Start a run, or go on with the one that the checkpoint names. A ledger that is opened here is closed here.
+
+    Where several processes train together, the first one alone opens the ledger and starts the run; the others count
+    with a copy of the ledger in memory.
+    """
+    world = World.current()
+    randomness = Randomness(seed, share=world.broadcast)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    started = checkpoint.started if checkpoint else None
-    if started is not None and not isinstance(ledger, Ledger) and (ledger is None or not Path(ledger).exists()):
-        raise RunRefused(
-            "the checkpoint belongs to a run whose ledger is not here; without it nobody knows what was spent. "
-            "Give the ledger file of the run, or start a new run in another folder"
-        )
-    opened = ledger if isinstance(ledger, Ledger) else Ledger(ledger, limit=plan.budget)
+    facts = {"parameters": dict(parameters), "plan": plan.to_json(), "device": device.type}
+    begin = _Beginning(ledger, plan, method, facts, randomness, checkpoint, curator_type)
     try:
-        _check_limit(opened, plan)
-        facts = {"parameters": dict(parameters), "plan": plan.to_json(), "device": device.type}
-        if started is None:
-            started = Started(new_run_id(), randomness.public_seed(), opened.id, *opened.head)
-            if checkpoint:
-                checkpoint.start(started)
-        _check_ledger(opened, started, checkpoint)
-        if not opened.knows(started.run):
-            variant = str(parameters.get("variant", ""))
-            opened.start_run(method=method, variant=variant, seeded=randomness.seeded, facts=facts, run=started.run)
-            if checkpoint:
-                checkpoint.start(replace(started, length=opened.head[0], hash=opened.head[1]))
-        else:
-            plan = _planned(opened, started, method, plan, facts)
-        result = _kept_result(opened, started, checkpoint)
-        if result is None:
-            if randomness.seeded and not opened.seeded(started.run):
-                opened.note_seed(started.run)
-            for name in sorted(_own_code(curator_type, opened)):
-                opened.note_own_code(started.run, name)
+        begun = world.from_first(begin)
+        started = Started(**begun["started"])
+        own = begin.ledger if world.first else Ledger.copied(begun["entries"])
+        if begun["resumed"]:
+            plan = _planned(own, started, method, plan, facts)
+        result = begin.result
+        if begun["finished"] is not None and world.size > 1:
+            tensors = load(world.broadcast(save(_contiguous(result.tensors)) if result else b""))
+            counts, answers = begun["finished"]["counts"], begun["finished"]["answers"]
+            result = Result(tensors, None if counts is None else tuple(counts), answers)
         curator = curator_type(
             records,
             # Nothing is left to ask where the result is there.
             plan if result is None else Plan(plan.budget, ()),
-            opened,
+            own,
             run=started.run,
             randomness=randomness,
             device=device,
@@ -115,11 +107,82 @@ def session(
             progress=progress,
             tape=tape,
             internal=internal,
+            world=world,
         )
-        yield Session(started.run, plan, opened, curator, started.public_seed, checkpoint, result)
+        yield Session(started.run, plan, own, curator, started.public_seed, checkpoint, result)
     finally:
-        if opened is not ledger:
-            opened.close()
+        begin.close()
+
+
+class _Beginning:
+    """Opens the ledger and starts the run, or finds the one that goes on; called in the first process alone."""
+
+    def __init__(
+        self,
+        ledger: Ledger | str | Path | None,
+        plan: Plan,
+        method: str,
+        facts: Mapping[str, Any],
+        randomness: Randomness,
+        checkpoint: Checkpoint | None,
+        curator_type: type[Curator],
+    ) -> None:
+        self._given, self._plan, self._method, self._facts = ledger, plan, method, facts
+        self._randomness, self._checkpoint, self._curator_type = randomness, checkpoint, curator_type
+        self._opened: Ledger | None = None
+        self.result: Result | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        """The run, the ledger's entries and what is public of a kept result, as JSON has them."""
+        checkpoint, seeded = self._checkpoint, self._randomness.seeded
+        started = checkpoint.started if checkpoint else None
+        ledger = self._open(resumed=started is not None)
+        if started is None:
+            started = Started(new_run_id(), self._randomness.public_seed(), ledger.id, *ledger.head)
+            if checkpoint:
+                checkpoint.start(started)
+        _check_ledger(ledger, started, checkpoint)
+        resumed = ledger.knows(started.run)
+        if not resumed:
+            variant = str(self._facts["parameters"].get("variant", ""))
+            ledger.start_run(method=self._method, variant=variant, seeded=seeded, facts=self._facts, run=started.run)
+            if checkpoint:
+                checkpoint.start(replace(started, length=ledger.head[0], hash=ledger.head[1]))
+        else:
+            _planned(ledger, started, self._method, self._plan, self._facts)
+        self.result = _kept_result(ledger, started, checkpoint)
+        if self.result is None:
+            if seeded and not ledger.seeded(started.run):
+                ledger.note_seed(started.run)
+            for name in sorted(_own_code(self._curator_type, ledger)):
+                ledger.note_own_code(started.run, name)
+        kept = self.result and {"counts": self.result.counts, "answers": dict(self.result.answers)}
+        return {"started": asdict(started), "resumed": resumed, "entries": ledger.entries(), "finished": kept}
+
+    def _open(self, *, resumed: bool) -> Ledger:
+        given = self._given
+        if resumed and not isinstance(given, Ledger) and (given is None or not Path(given).exists()):
+            raise RunRefused(
+                "the checkpoint belongs to a run whose ledger is not here; without it nobody knows what was spent. "
+                "Give the ledger file of the run, or start a new run in another folder"
+            )
+        self._opened = given if isinstance(given, Ledger) else Ledger(given, limit=self._plan.budget)
+        _check_limit(self._opened, self._plan)
+        return self._opened
+
+    @property
+    def ledger(self) -> Ledger:
+        if self._opened is None:
+            raise RuntimeError("the ledger is not open")
+        return self._opened
+
+    def close(self) -> None:
+        if self._opened is not None and self._opened is not self._given:
+            self._opened.close()
+
+
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _own_code(curator_type: type[Curator], ledger: Ledger) -> set[str]:

@@ -9,8 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sfumato.privacy.distributed import World
+
 _ON_DEVICE = 1 << 30  # bytes: more than this does not stay on a GPU
 _IN_MEMORY = 1 << 28  # bytes: more than this goes to disk
+_ROWS = 1 << 16  # rows that processes exchange at once
 
 
 class PrivateState:
@@ -40,6 +43,7 @@ class PrivateState:
             self._values.fill_(fill) if fill else None
         else:
             self._values = torch.full(size, fill, dtype=torch.float32, device=device)
+        self._written = torch.zeros(records, dtype=torch.bool)
 
     def __repr__(self) -> str:
         return f"PrivateState({self.name!r}, shape={self.shape})"
@@ -52,3 +56,16 @@ class PrivateState:
         if values.shape != (len(rows), *self.shape):
             raise ValueError(f"state {self.name!r} needs one row of shape {self.shape} for each record")
         self._values[rows.to(self._values.device)] = values.detach().flatten(1).to(self._values)
+        self._written[rows.cpu()] = True
+
+    def _gather(self, world: World) -> None:
+        """Bring every row that another process has written into this one, for a checkpoint."""
+        for start in range(0, len(self._values), _ROWS):
+            part, own = (
+                self._values[start : start + _ROWS],
+                self._written[start : start + _ROWS].to(self._values.device),
+            )
+            # The bits of the one process that has written a row, and zeros of all others.
+            bits = world.all_reduce(torch.where(own[:, None], part.view(torch.int32), 0))
+            written = world.all_reduce(own.to(torch.uint8)) > 0
+            part.copy_(torch.where(written[:, None], bits.view(torch.float32), part))

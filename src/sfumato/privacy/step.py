@@ -23,6 +23,7 @@ from sfumato.privacy.gradients import (
     groups_of,
 )
 from sfumato.privacy.gradients.engine import GradientSum
+from sfumato.privacy.gradients.fixed_point import FixedPointSum, grid_spacing
 from sfumato.privacy.gradients.group_terms import Coupled, Grouped, Terms
 from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
 from sfumato.privacy.gradients.probe import due
@@ -38,7 +39,7 @@ Features = Callable[..., Tensor]
 """``features(images, labels, random) -> [rows, ...]``: one vector per row, a function of that row alone."""
 
 _PIXELS = 1 << 24  # numbers in one microbatch of images
-_VECTORS = 256  # units in one microbatch of feature vectors, which may be long
+_VECTORS = 256  # units in one pass of a function of rows, whose vectors may be long
 
 
 class PrivateRowsError(RuntimeError):
@@ -55,6 +56,7 @@ class Step:
         self._answered: set[str] = set()
         self._over = False
         self._batch = curator._batches.sample(event, index)
+        self._own = curator._world.own(self._batch)
 
     def noisy_gradient(
         self,
@@ -85,7 +87,7 @@ class Step:
         numbers = math.prod(self._curator.shape) * draws
         for batch in self._batches(block, draws, state, max(1, _PIXELS // numbers)):
             self._on_private_rows(total.add, batch)
-        totals = total.values()
+        totals = total.values(self._over_processes(block, total.limbs()))
         joined = [
             (group or "all", torch.cat([totals[name].flatten() for name in names]), norm)
             for group, (norm, names) in groups.items()
@@ -102,13 +104,21 @@ class Step:
         if self._event.shards is not None:
             raise ValueError(f"{self._event.name!r} queries shards; terms of several records need units")
         self._probe(block, draws, None, lambda few: terms.check(model, few))
-        (whole,) = self._batches(block, draws, None, None)
         if type(terms) not in (Grouped, Coupled):
             self._curator.note_own_code(type(terms).__name__)
-        totals = self._on_private_rows(terms.total, model, whole)
-        joined = torch.cat([total.flatten() for total in totals.values()])
+        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        if self._curator._world.first:
+            (whole,) = self._batches(block, draws, None, None)
+            totals = self._on_private_rows(terms.total, model, whole)
+            joined = torch.cat([totals[name].flatten() for name in names])
+        else:
+            # Terms couple the units of a batch: the first process has all of them, the others add zero.
+            numel = sum(dict(model.named_parameters())[name].numel() for name in names)
+            joined = torch.zeros(numel, dtype=torch.float64, device=self._curator.device)
+        # The bits of a single process's float64 numbers, as whole numbers: adding zeros leaves them as they are.
+        joined = self._over_processes(block, joined.view(torch.int64)).view(torch.float64)
         sums = with_noise([("all", joined, terms.bound)], self._noise_multiplier(block))
-        return self._gradient(block, model, list(totals), sums, {"query": "terms", "draws": draws})
+        return self._gradient(block, model, names, sums, {"query": "terms", "draws": draws})
 
     def noisy_sum(
         self,
@@ -128,18 +138,21 @@ class Step:
             raise ValueError(f"clip_norm must be a positive number, not {clip_norm}")
         self._probe(block, 1, state, lambda batch: self._fix_shape(block, check_rows(features, batch)))
         classes = len(self._curator.classes) if by_class else None
-        total, shape = None, None
-        for batch in self._batches(block, 1, state, _VECTORS):
+        exact, shape, size = FixedPointSum({"sum": grid_spacing(clip_norm)}), None, 0
+        for batch in self._passes(block, state):
             own = () if batch.state is None else (batch.state,)
             arguments = (batch.images, batch.labels, batch.random, *own)
             with torch.no_grad():
                 values = self._on_private_rows(features, *arguments)
             shape = self._fix_shape(block, tuple(values.shape[1:]))
             clipped = clipped_feature_sum(values.flatten(1), batch, clip_norm, classes)
-            total = clipped if total is None else total + clipped
-        if total is None or shape is None:
+            exact.add({"sum": clipped.flatten()}, batch.units)
+            size = clipped.numel()
+        if shape is None:
             raise RuntimeError("a step without a batch")
         shape = shape if classes is None else (classes, *shape)
+        limbs = self._over_processes(block, exact.limbs({"sum": size}, self._curator.device))
+        total = exact.values(limbs, {"sum": size})["sum"]
         sums = with_noise([("sum", total.flatten(), clip_norm)], self._noise_multiplier(block))
         answer = self._answer(block, sums, {"query": "sum", "shape": shape})
         return answer.view(shape).to(torch.get_default_dtype())
@@ -151,18 +164,19 @@ class Step:
         ``[shards, ...]`` for the state; padding rows have weight 0.
         """
         self._refuse_when_over()
-        name, size = f"update {state.name}", max(1, _PIXELS // math.prod(self._curator.shape))
+        name, most = f"update {state.name}", max(1, _PIXELS // math.prod(self._curator.shape))
         if self._event.shards is not None:
             self._probe(name, 3, state, lambda batch: check_shards(function, batch))
-            for batch in self._batches(name, 1, state, size):
+            for batch in self._passes(name, state, most=most):
                 if batch.owners is not None:
-                    state._write(batch.owners, self._on_private_rows(on_shards, function, batch))
+                    values = self._on_private_rows(on_shards, function, batch)
+                    state._write(batch.owners, values[: len(batch.owners)])
             return
         self._probe(name, 1, state, lambda batch: check_rows(function, batch))
-        for batch in self._batches(name, 1, state, size):
+        for batch in self._passes(name, state, most=most):
             values = self._on_private_rows(function, batch.images, batch.labels, batch.random, batch.state)
             if batch.owners is not None:
-                real = batch.weights.flatten() > 0
+                real = (batch.weights.flatten() > 0).nonzero()[:, 0]
                 state._write(batch.owners[real], values[real])
 
     def _gradient(
@@ -182,14 +196,25 @@ class Step:
             f"block {block!r} is not planned for {self._event.name!r}, which has {[b.name for b in self._event.blocks]}"
         )
 
-    def _answer(self, block: str, sums: tuple[ClippedSum, ...], public: Mapping[str, Any]) -> Tensor:
-        """Charge the ledger if this is the step's first answer, then draw the noise."""
+    def _over_processes(self, block: str, numbers: Tensor) -> Tensor:
+        """The sum of these whole numbers over all processes, after the charge.
+
+        The first process takes part in the sum when its ledger is on the disk. So no process has the sum, and none can
+        add noise to it, before the charge; and every step has the same number of sums, whatever the coins.
+        """
         self._refuse_when_over()
+        self._noise_multiplier(block)
         if block in self._answered:
             raise RuntimeError(f"block {block!r} was answered in this step; a second answer would need its own noise")
         if not self._answered:
             self._curator._charge(self._event)
         self._answered.add(block)
+        return self._curator._world.all_reduce(numbers)
+
+    def _answer(self, block: str, sums: tuple[ClippedSum, ...], public: Mapping[str, Any]) -> Tensor:
+        """Draw the noise of a block whose step was charged."""
+        if block not in self._answered:
+            raise RuntimeError(f"block {block!r} was not charged")
         return self._curator._release(Query(self._event.name, self.index, block, sums, public))
 
     def _probe(self, what: str, draws: int, state: PrivateState | None, ask: Callable[[Batch], object]) -> None:
@@ -232,15 +257,22 @@ class Step:
     def _finish(self) -> None:
         self._over = True
 
+    def _passes(self, block: str, state: PrivateState | None, *, most: int = _VECTORS) -> Iterator[Batch]:
+        """This process's units for a function of rows, in microbatches of one shape."""
+        size = self._curator._batches.units_in_a_pass(self._event, most=most)
+        return self._batches(block, 1, state, size, padded=True)
+
     def _batches(
-        self, block: str, draws: int, state: PrivateState | None, microbatch_size: int | None
+        self, block: str, draws: int, state: PrivateState | None, microbatch_size: int | None, *, padded: bool = False
     ) -> Iterator[Batch]:
+        """This process's units; the units of all processes where the batch comes in one piece."""
         return self._curator._batches.fetch(
             self._event,
             self.index,
-            self._batch,
+            self._batch if microbatch_size is None else self._own,
             block=block,
             draws=draws,
             state=state,
             microbatch_size=microbatch_size,
+            padded=padded,
         )

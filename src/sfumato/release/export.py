@@ -49,20 +49,25 @@ def export(
         The folder.
     """
     path = Path(path)
-    if not synthetic.card.certified and not allow_no_guarantee:
-        raise ValueError(
-            "these images come without a privacy guarantee; to export them all the same say "
-            "allow_no_guarantee=True (--allow-no-guarantee), and the files will carry the warning"
-        )
     if format not in _WRITERS:
         raise ValueError(f"format must be one of {', '.join(_WRITERS)}, not {format!r}")
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise FileExistsError(f"{path} is not empty; an export is never written over something else")
+    check_export(synthetic.card, path, allow_no_guarantee=allow_no_guarantee)
     with new_folder(path) as temporary:
         _WRITERS[format](temporary, synthetic)
         write_json(temporary / "card.json", synthetic.card.to_json(), private=False)
         write_catalogue(temporary, synthetic)
     return path
+
+
+def check_export(card: Card, path: Path, *, allow_no_guarantee: bool) -> None:
+    """Refuse images without a guarantee, unless that is meant, and a folder that is not empty."""
+    if not card.certified and not allow_no_guarantee:
+        raise ValueError(
+            "these images come without a privacy guarantee; to export them all the same say "
+            "allow_no_guarantee=True (--allow-no-guarantee), and the files will carry the warning"
+        )
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FileExistsError(f"{path} is not empty; an export is never written over something else")
 
 
 def is_export(path: str | Path) -> bool:
@@ -126,6 +131,11 @@ def _write_npz(folder: Path, synthetic: SyntheticImages) -> None:
 
 
 def _write_parquet(folder: Path, synthetic: SyntheticImages) -> None:
+    write_parquet_file(folder / "images.parquet", synthetic)
+
+
+def write_parquet_file(file: Path, synthetic: SyntheticImages) -> None:
+    """The images as one parquet file in Hugging Face form."""
     images, labels = synthetic
     features = {"image": {"_type": "Image"}, "label": {"names": list(synthetic.classes), "_type": "ClassLabel"}}
     schema = pa.schema(
@@ -137,7 +147,7 @@ def _write_parquet(folder: Path, synthetic: SyntheticImages) -> None:
         },
     )
     info = _text_chunks(synthetic.card)
-    with pq.ParquetWriter(folder / "images.parquet", schema) as writer:
+    with pq.ParquetWriter(file, schema) as writer:
         for start in range(0, len(images), _ROWS):
             part = range(start, min(start + _ROWS, len(images)))
             pictures = [{"bytes": _png(images[row], info), "path": f"{row:06d}.png"} for row in part]

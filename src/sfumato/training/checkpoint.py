@@ -15,8 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from sfumato.files import new_file, private_folder, write_json
@@ -93,19 +92,24 @@ class FolderCheckpoint:
 
     def restore(self, name: str, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> int:
         """Put the kept objects back as they were at the last saving; the number of steps they have seen."""
-        path = self._path("steps", name)
-        if not path.exists():
-            return 0
-        tensors, structure = _read(path)
-        for key, target in keep.items():
-            target.load_state_dict(_unpack(structure["keep"][key], tensors))
-        for state in states:
-            state._values.copy_(tensors[f"state {state.name}"])
-        return int(structure["done"])
+        content = self.steps_file(name)
+        return restored(content, keep, states) if content else 0
+
+    def steps_file(self, name: str) -> bytes:
+        """The file that ``save`` wrote for this training loop, or nothing."""
+        return _content(self._path("steps", name))
+
+    @property
+    def due(self) -> bool:
+        """Whether enough time has passed since the last saving."""
+        return time.monotonic() - self._saved_at >= self.seconds
 
     def save(self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> None:
-        if not keep or time.monotonic() - self._saved_at < self.seconds:
-            return
+        if keep and self.due:
+            self.write(name, done, keep, states)
+
+    def write(self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> None:
+        """Save now."""
         tensors: dict[str, Tensor] = {}
         packed = {key: _pack(target.state_dict(), tensors) for key, target in keep.items()}
         for state in states:
@@ -115,8 +119,12 @@ class FolderCheckpoint:
 
     def answer(self, name: str) -> Tensor | None:
         """A released answer, if it was given before the crash: no second question, no second charge."""
-        path = self._path("answer", name)
-        return _read(path)[0]["answer"] if path.exists() else None
+        content = self.answer_file(name)
+        return stored_answer(content) if content else None
+
+    def answer_file(self, name: str) -> bytes:
+        """The file that ``save_answer`` wrote, or nothing."""
+        return _content(self._path("answer", name))
 
     def save_answer(self, name: str, answer: Tensor) -> None:
         self._write(self._path("answer", name), {"answer": answer}, {})
@@ -130,9 +138,33 @@ class FolderCheckpoint:
             save_file(plain, temporary, metadata={"structure": json.dumps(structure)})
 
 
+def restored(content: bytes, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> int:
+    """Put the objects of a file of ``save`` back; the number of steps they have seen."""
+    tensors, structure = _parsed(content)
+    for key, target in keep.items():
+        target.load_state_dict(_unpack(structure["keep"][key], tensors))
+    for state in states:
+        state._values.copy_(tensors[f"state {state.name}"])
+    return int(structure["done"])
+
+
+def stored_answer(content: bytes) -> Tensor:
+    """The answer in a file of ``save_answer``."""
+    return load(content)["answer"]
+
+
+def _parsed(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    # A safetensors file begins with the length of its JSON header.
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return load(content), json.loads(header["__metadata__"]["structure"])
+
+
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    with safe_open(path, framework="pt") as file:
-        return {key: file.get_tensor(key) for key in file.keys()}, json.loads(file.metadata()["structure"])  # noqa: SIM118
+    return _parsed(path.read_bytes())
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
 
 
 def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:

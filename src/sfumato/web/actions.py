@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -16,6 +17,7 @@ from sfumato.privacy import Budget, Ledger
 from sfumato.web import commands, contents
 from sfumato.web.choices import Choices, Form, export_options, limit_option, run_name
 from sfumato.web.jobs import ACTIVE, FINAL, Job, Jobs
+from sfumato.web.plans import plan_facts, plans
 from sfumato.web.security import UPLOAD
 from sfumato.web.upload import Limits, receive, unpack
 from sfumato.web.workspace import Refused, Workspace
@@ -88,19 +90,23 @@ class Actions:
         return self.jobs.start("inspect", title, [commands.inspect(path)], collection=name, next=address)
 
     def plan(self, request: Request, name: str) -> Response:
-        """The plan of every method for what was chosen."""
+        """The plan of every method for what was chosen; it is there at once."""
         self._check_number()
-        path = self.workspace.collection(name)
+        found = contents.collection(self.workspace, self.jobs, name)
+        if found.inspection is None:
+            raise Refused("the collection was not inspected yet")
         choices = Choices.from_form(_form(request), self.workspace)
-        job = self.jobs.start(
+        facts = plan_facts(choices, found.inspection)
+        job = self.jobs.record(
             "plan",
-            f"Plans for {path.name} at ε {choices.epsilon:g}",
-            [commands.plan(choices)],
+            f"Plans for {found.path.name} at ε {choices.epsilon:g}",
+            [commands.plan(facts)],
+            plans(facts),
             collection=name,
             choices=choices.to_json(),
             next="/plans/{job}",
         )
-        return _to(f"/jobs/{job.id}")
+        return _to(job.next)
 
     def train(self, request: Request, job: str) -> Response:
         """A training of the method that was chosen from a plan; it waits until device and ledger are free."""
@@ -128,16 +134,15 @@ class Actions:
         )
         return _to(f"/jobs/{started.id}")
 
-    def _limit(self, ledger: object, choices: Choices, form: Form) -> list[list[str]]:
+    def _limit(self, ledger: Path, choices: Choices, form: Form) -> list[list[str]]:
         """Create the collection's ledger with its limit, if this is the first training; the command that does so."""
-        path = self.workspace.inside(str(self.workspace.folder / "ledgers")) / str(ledger).rpartition("/")[2]
         limit = limit_option(form)
-        if path.exists() or limit is None:
+        if ledger.exists() or limit is None:
             return []
         if limit < choices.epsilon:
             raise Refused("the limit of the collection is less than the ε of this training")
-        Ledger(path, Budget(epsilon=limit, delta=choices.delta, unit=choices.unit)).close()  # type: ignore[arg-type]
-        return [commands.create_ledger(path, choices, limit)]
+        Ledger(ledger, Budget(epsilon=limit, delta=choices.delta, unit=choices.unit)).close()  # type: ignore[arg-type]
+        return [commands.create_ledger(ledger, choices, limit)]
 
     def stop(self, job: str) -> Response:
         """Stop a job as Ctrl-C does; a training keeps its checkpoint."""

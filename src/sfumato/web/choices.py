@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sfumato.web.workspace import NAME, Refused, Workspace
+from sfumato.web.workspace import Refused, Workspace, is_name
 
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 FORMATS = ("folder", "npz", "parquet")
@@ -52,8 +52,6 @@ class Choices:
     person_file: str | None = None
     person_pattern: str | None = None
     declared_size: int | None = None
-    method: str | None = None
-    """The only method to plan for; every certified method if there is none."""
 
     @classmethod
     def from_form(cls, form: Form, workspace: Workspace) -> Choices:
@@ -74,7 +72,6 @@ class Choices:
             person_file=str(workspace.inside(file)) if file else None,
             person_pattern=_text(form, "person_pattern"),
             declared_size=_optional_number(form, "declared_size", 1, 10**9),
-            method=_method(form) if form.get("method") else None,
         )
         if found.unit == "person" and not (found.person_column or found.person_file or found.person_pattern):
             raise Refused("to protect persons, say whose image each image is: a column, a file or a pattern")
@@ -124,7 +121,7 @@ def suggested(next_command: str) -> dict[str, str]:
 def run_name(form: Form, workspace: Workspace) -> str:
     """The name of a new run."""
     name = form.get("run", "").strip()
-    if not NAME.fullmatch(name) or ".." in name:
+    if not is_name(name):
         raise Refused("a run's name has small letters, digits and hyphens, at most 80 of them")
     if workspace.named("runs", name).exists():
         raise Refused(f"there is a run {name} already; choose another name")
@@ -133,19 +130,15 @@ def run_name(form: Form, workspace: Workspace) -> str:
 
 def method_options(form: Form) -> list[str]:
     """--method and --set. Classes of the user's own are not accepted here: importing them runs code."""
-    words = [f"--method={_method(form)}"]
+    method = form.get("method", "")
+    if not _METHOD.fullmatch(method):
+        raise Refused("choose one of the methods")
+    words = [f"--method={method}"]
     for setting in form.get("settings", "").split():
         if not _SETTING.fullmatch(setting):
             raise Refused("a setting is written as name=value, such as steps=200; several are separated by spaces")
         words.append(f"--set={setting}")
     return words
-
-
-def _method(form: Form) -> str:
-    method = form.get("method", "")
-    if not _METHOD.fullmatch(method):
-        raise Refused("choose one of the methods")
-    return method
 
 
 def limit_option(form: Form) -> float | None:

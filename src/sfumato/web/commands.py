@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from sfumato.experiments.expected_use import PublicFacts
 from sfumato.web.choices import Choices, Form, method_options
 from sfumato.web.workspace import Workspace
 
@@ -25,9 +26,12 @@ def inspect(data: Path) -> list[str]:
     return ["inspect", str(data), "--json"]
 
 
-def plan(choices: Choices) -> list[str]:
-    """What every method would spend, or the one that was chosen."""
-    return ["plan", *([choices.method] if choices.method else []), *choices.budget_options(), "--json"]
+def plan(facts: PublicFacts) -> list[str]:
+    """What every method would cost, and what to expect of it."""
+    words = [f"--epsilon={facts.epsilon:g}", f"--delta={facts.delta:g}", f"--images={facts.images}"]
+    words += [f"--size={facts.size}", f"--channels={facts.channels}", f"--classes={facts.classes}"]
+    person = [f"--images-per-person={facts.images_per_person:.3g}"] if facts.images_per_person > 1 else []
+    return ["plan", *words, *person]
 
 
 def create_ledger(ledger: Path, choices: Choices, limit: float) -> list[str]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sfumato.privacy import Budget, Ledger
+from sfumato.privacy import Budget, Ledger, LedgerDamaged
 from sfumato.release.card import Card, rounded_up
 from sfumato.report.folder import RunFolder
 from sfumato.web.jobs import ACTIVE, Job, Jobs
-from sfumato.web.workspace import NotThere, Workspace, read_json
+from sfumato.web.workspace import NotThere, Workspace, is_name, read_json
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,13 @@ class Collection:
     path: Path
     inspection: dict[str, Any] | None
     spending: Spending | None
+    problem: str | None = None
+    """Why the ledger cannot be read, if it cannot."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run: its training, its state, and its card once it is finished."""
+    """A run: its training, its state (of the training, or "damaged"), and its card once it is finished."""
 
     name: str
     path: Path
@@ -60,15 +62,21 @@ class RunSummary:
 def spending(ledger: Path) -> Spending | None:
     """What was spent; ``None`` where there is no ledger yet."""
     try:
-        found = ledger.stat()
+        changed = ledger.stat().st_mtime_ns
     except FileNotFoundError:
         return None
-    return _spending(ledger, found.st_mtime_ns, found.st_size)
+    # Accounting takes a moment, and a training changes its ledger in every step.
+    now, kept = time.monotonic(), _kept.get(ledger)
+    if kept is None or (kept[0] != changed and now - kept[1] > _RENEWED):
+        kept = _kept[ledger] = (changed, now, _spending(ledger))
+    return kept[2]
 
 
-@lru_cache(maxsize=256)
-def _spending(ledger: Path, changed: int, size: int) -> Spending:
-    """Accounting takes a moment; it is done again only when the file has changed."""
+_RENEWED = 3.0  # seconds
+_kept: dict[Path, tuple[int, float, Spending]] = {}
+
+
+def _spending(ledger: Path) -> Spending:
     found = Ledger.read(ledger)
     spent, limit = found.spent(), found.limit
     return Spending(
@@ -103,7 +111,10 @@ def _collection(workspace: Workspace, jobs: Jobs, name: str, inspection: Job | N
     path = workspace.collection(name)
     done = inspection is not None and jobs.state(inspection.id) == "done"
     output = jobs.output(inspection.id) if inspection is not None and done else None
-    return Collection(name, path, output, spending(workspace.ledger(name)))
+    try:
+        return Collection(name, path, output, spending(workspace.ledger(name)))
+    except LedgerDamaged as error:
+        return Collection(name, path, output, None, str(error))
 
 
 def _latest(jobs: Jobs, kind: str) -> dict[str, Job]:
@@ -121,7 +132,7 @@ def runs(workspace: Workspace, jobs: Jobs) -> list[RunSummary]:
     for job in jobs.all():
         if job.kind == "train" and job.run is not None:
             trainings.setdefault(job.run, job)
-    folders = {path.name for path in (workspace.folder / "runs").iterdir() if path.is_dir()}
+    folders = {path.name for path in (workspace.folder / "runs").iterdir() if path.is_dir() and is_name(path.name)}
     names = [*trainings, *sorted(folders - set(trainings))]
     return [_summary(workspace, jobs, name, trainings.get(name)) for name in names]
 
@@ -139,7 +150,10 @@ def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> Ru
     state = jobs.state(job.id) if job is not None else "done"
     card = None
     if state not in ACTIVE and (path / "release" / "card.json").is_file():
-        card = RunFolder(path).card()
+        try:
+            card = RunFolder(path).card()
+        except (ValueError, KeyError, TypeError):
+            state = "damaged"
     return RunSummary(name, path, job, state, card)
 
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from sfumato.files import private_folder, write_json
 from sfumato.web.processes import Process
@@ -31,7 +31,8 @@ from sfumato.web.workspace import NotThere, Refused, Workspace, read_json
 
 ACTIVE = ("queued", "running")
 FINAL = ("done", "failed", "stopped", "interrupted")
-_PATIENCE = 60.0  # seconds in which a worker must have written its first status
+PATIENCE = 300.0
+"""Seconds in which a worker must have started."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,17 @@ class Job:
         return [shlex.join(["sfumato", *arguments]) for arguments in (*self.prepared, *self.commands)]
 
 
+class Facts(TypedDict, total=False):
+    """What a job may be given besides its commands."""
+
+    locks: Sequence[str]
+    collection: str | None
+    run: str | None
+    prepared: Sequence[Sequence[str]]
+    choices: Mapping[str, Any] | None
+    next: str
+
+
 class Jobs:
     """All jobs of a workspace."""
 
@@ -81,42 +93,16 @@ class Jobs:
         """The folder of a job."""
         return self.workspace.named("jobs", job)
 
-    def start(
-        self,
-        kind: str,
-        title: str,
-        commands: Sequence[Sequence[str]],
-        *,
-        locks: Sequence[str] = (),
-        collection: str | None = None,
-        run: str | None = None,
-        prepared: Sequence[Sequence[str]] = (),
-        choices: Mapping[str, Any] | None = None,
-        next: str = "/",
-    ) -> Job:
+    def start(self, kind: str, title: str, commands: Sequence[Sequence[str]], **facts: Unpack[Facts]) -> Job:
         """Write a job down and start its worker, a process of its own that does not end with the server."""
-        now = datetime.now(UTC)
-        name = f"{now:%Y%m%d-%H%M%S-%f}-{kind}-{secrets.token_hex(2)}"
-        job = Job(
-            name,
-            kind,
-            title,
-            tuple(tuple(command) for command in commands),
-            tuple(sorted(locks)),
-            collection,
-            run,
-            tuple(tuple(command) for command in prepared),
-            choices or {},
-            next.replace("{job}", name),
-            now.isoformat(timespec="seconds"),
-        )
-        folder = private_folder(self.folder(name))
-        write_json(folder / "status.json", {"state": "queued"}, private=True)
-        write_json(folder / "job.json", asdict(job), private=True)
+        job = self._write(kind, title, commands, "queued", facts)
+        # The place in the queue is taken now, and not when the worker has started, which may take its time.
+        ticket = {"locks": list(job.locks), "worker": None}
+        write_json(self.workspace.folder / "queue" / job.id, ticket, private=True)
         self._workers = [worker for worker in self._workers if worker.poll() is None]
         self._workers.append(
             subprocess.Popen(
-                [sys.executable, "-m", "sfumato.web.worker", str(folder)],
+                [sys.executable, "-m", "sfumato.web.worker", str(self.folder(job.id))],
                 cwd=self.workspace.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -124,6 +110,31 @@ class Jobs:
                 start_new_session=True,
             )
         )
+        return job
+
+    def record(
+        self, kind: str, title: str, commands: Sequence[Sequence[str]], output: Any, **facts: Unpack[Facts]
+    ) -> Job:
+        """Write down a job that was done at once, with its result."""
+        job = self._write(kind, title, commands, "done", facts)
+        write_json(self.folder(job.id) / "output-0", output, private=True)
+        return job
+
+    def _write(self, kind: str, title: str, commands: Sequence[Sequence[str]], state: str, facts: Facts) -> Job:
+        now = datetime.now(UTC)
+        name = f"{now:%Y%m%d-%H%M%S-%f}-{kind}-{secrets.token_hex(2)}"
+        values = {
+            **facts,
+            "locks": sorted(facts.get("locks", ())),
+            "prepared": list(facts.get("prepared", ())),
+            "choices": facts.get("choices") or {},
+            "next": facts.get("next", "/").replace("{job}", name),
+        }
+        made = now.isoformat(timespec="seconds")
+        job = _from_json({"id": name, "kind": kind, "title": title, "commands": commands, "made": made, **values})
+        folder = private_folder(self.folder(name))
+        write_json(folder / "status.json", {"state": state}, private=True)
+        write_json(folder / "job.json", asdict(job), private=True)
         return job
 
     def find(self, job: str) -> Job:
@@ -185,7 +196,7 @@ def job_state(folder: Path) -> str:
     state = (read_json(folder / "status.json") or status)["state"]
     if state not in ACTIVE:
         return state
-    if "worker" not in status and time.time() - (folder / "status.json").stat().st_mtime < _PATIENCE:
+    if "worker" not in status and time.time() - (folder / "status.json").stat().st_mtime < PATIENCE:
         return state
     return "interrupted"
 

@@ -13,7 +13,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
-from sfumato.methods import METHODS, find
 from sfumato.privacy import Ledger
 from sfumato.web import commands, contents
 from sfumato.web.choices import EPSILONS, FORMATS, PURPOSES, Choices, suggested
@@ -100,7 +99,6 @@ class Pages:
             command_line=commands.line(commands.inspect(found.path)),
             suggested=suggested(inspection["next_command"]) if inspection else {},
             purposes=[(one, EPSILONS.index(one.epsilon)) for one in PURPOSES],
-            methods=[name for name in METHODS if find(name).certified_variants()],
             stops=stops(),
             stops_json=stops_json(),
             proposed=EPSILONS.index(PURPOSES[0].epsilon),

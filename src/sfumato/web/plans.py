@@ -1,64 +1,83 @@
-"""What ``sfumato plan --json`` says about every method, as rows of a table."""
+"""The plan of every method: what a training would cost and what to expect, for a collection and what was chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_KNOWN = {"method", "parameters", "budget", "epsilon", "relation", "accountant", "events", "best_guess", "work"}
+from sfumato.experiments.expected_use import PublicFacts
+from sfumato.experiments.planning import plan_all
+from sfumato.web.choices import Choices
+
+_USUAL_SIZE = 28
 
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One method: what it would spend, what a training costs, and what else the plan says about it."""
+    """One method as the page shows it."""
 
     method: str
-    epsilon: str
-    guess: str
-    steps: str
-    noise: str
-    cost: str
-    remarks: tuple[tuple[str, str], ...]
+    expected_use: str
+    why: str
+    cpu: str
+    gpu: str
+    memory: str
 
 
-def method_rows(plans: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None) -> list[MethodRow]:
-    """A row for each method, in the order of the plan."""
-    if plans is None:
-        return []
-    listed = [plans] if isinstance(plans, Mapping) and "method" in plans else plans
-    if isinstance(listed, Mapping):
-        listed = next(value for value in listed.values() if isinstance(value, list))
-    return [_row(plan) for plan in listed]
-
-
-def _row(plan: Mapping[str, Any]) -> MethodRow:
-    events = [event for event in plan["events"] if "blocks" in event]
-    work = plan.get("work")
-    remarks = [(key.replace("_", " "), _plain(value)) for key, value in plan.items() if key not in _KNOWN]
-    return MethodRow(
-        plan["method"],
-        "∞" if plan["epsilon"] is None else f"{plan['epsilon']:.3g}",
-        f"{100 * plan['best_guess']:.1f} %",
-        ", ".join(f"{event['name']}: {event['steps']:,}" for event in events),
-        ", ".join(f"{event['name']}: {event['noise_multiplier']:.3g}" for event in events),
-        "" if work is None else _duration(work["seconds"]),
-        tuple((key, text) for key, text in remarks if text),
+def plan_facts(choices: Choices, inspection: Mapping[str, Any]) -> PublicFacts:
+    """The facts of a plan. Where a number is not declared, the collection's own is taken: the plan stays inside."""
+    sizes = [max(one["height"], one["width"]) for one in inspection["sizes"][:1]]
+    images = max(1, inspection["images"])
+    persons = inspection["persons"] if choices.unit == "person" else 0
+    return PublicFacts(
+        images=choices.declared_size or images,
+        size=choices.size or (sizes[0] if sizes else _USUAL_SIZE),
+        classes=class_count(choices, inspection),
+        epsilon=choices.epsilon,
+        delta=choices.delta,
+        channels=3 if choices.colour == "rgb" or (not choices.colour and "colour" in inspection["colours"]) else 1,
+        images_per_person=max(1.0, images / persons) if persons else 1.0,
     )
 
 
-def _plain(value: Any) -> str:
-    """A value as text; what is nested is written out in words."""
-    if value is None:
-        return ""
-    if isinstance(value, Mapping):
-        return "; ".join(f"{key.replace('_', ' ')}: {_plain(one)}" for key, one in value.items() if one is not None)
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(map(_plain, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def class_count(choices: Choices, inspection: Mapping[str, Any]) -> int:
+    """The number of classes that were declared, or that were found."""
+    if choices.no_labels:
+        return 1
+    if choices.classes is None:
+        return max(1, len(inspection["declared_classes"] or inspection["labels"]))
+    return int(choices.classes) if choices.classes.isdigit() else choices.classes.count(",") + 1
 
 
-def _duration(seconds: float) -> str:
+def plans(facts: PublicFacts) -> list[dict[str, Any]]:
+    """A plan for each method, the most useful first, as JSON has it; a cost that was never measured is null."""
+    return [{key: _number(value) for key, value in row.to_json().items()} for row in plan_all(facts)]
+
+
+def method_rows(found: list[dict[str, Any]]) -> list[MethodRow]:
+    """The plans as rows of a table."""
+    return [
+        MethodRow(
+            plan["method"],
+            plan["expected_use"] or "unknown",
+            plan["why"],
+            _duration(plan["cpu_seconds"]),
+            _duration(plan["gpu_seconds"]),
+            f"{plan['memory'] / 2**30:.1f} GiB",
+        )
+        for plan in found
+    ]
+
+
+def _number(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.files import write_json
-from sfumato.web.jobs import Job, read_job
+from sfumato.web.jobs import PATIENCE, Job, read_job
 from sfumato.web.processes import Process
 from sfumato.web.workspace import read_json
 
@@ -106,8 +106,18 @@ class Worker:
             if other.name >= ticket.name or other.name.startswith("."):
                 continue
             facts = read_json(other)
-            if facts is not None and set(facts["locks"]) & set(self.job.locks) and Process(**facts["worker"]).alive:
+            if facts is not None and set(facts["locks"]) & set(self.job.locks) and _waits(other, facts["worker"]):
                 return True
+        return False
+
+
+def _waits(ticket: Path, worker: dict[str, int] | None) -> bool:
+    """Whether the owner of a ticket still waits; a worker that has not started yet has some time for it."""
+    if worker is not None:
+        return Process(**worker).alive
+    try:
+        return time.time() - ticket.stat().st_mtime < PATIENCE
+    except FileNotFoundError:
         return False
 
 

@@ -54,6 +54,8 @@ class Workspace:
             if not root.is_dir():
                 raise NotADirectoryError(f"--root {root} is not a folder")
         workspace = cls(resolved)
+        if workspace.folder.is_symlink():
+            raise ValueError(f"{workspace.folder} is a symbolic link; the page writes below --root only")
         for folder in ("jobs", "queue", "locks", "runs", "ledgers", "uploads", "exports", "collections"):
             private_folder(workspace.folder / folder)
         return workspace
@@ -77,7 +79,7 @@ class Workspace:
 
     def named(self, kind: str, name: str) -> Path:
         """The path of something that the page made, such as ``named("runs", "digits")``; it need not exist."""
-        if not NAME.fullmatch(name) or ".." in name:
+        if not is_name(name):
             raise NotThere(f"there is no {kind.removesuffix('s')} of this name")
         return self.folder / kind / name
 
@@ -124,6 +126,11 @@ class Workspace:
     def ledger(self, collection: str) -> Path:
         """The ledger of a collection; it exists after the first training."""
         return self.named("ledgers", f"{collection}.jsonl")
+
+
+def is_name(text: str) -> bool:
+    """Whether ``text`` can be the name of a run, a job or a collection."""
+    return NAME.fullmatch(text) is not None and ".." not in text
 
 
 def slug(text: str) -> str:

@@ -69,7 +69,9 @@ def _schema(file: Path) -> pa.Schema:
         return stream.schema
 
 
-def _batches(file: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _batches(file: Path, columns: list[str], first: int, last: int | None) -> Iterator[pa.RecordBatch]:
+    if first or last is not None:
+        raise TypeError("a stream is read from its beginning to its end")
     # Read, not mapped: mapped pages would count as this process's memory.
     with pa.OSFile(str(file)) as opened, pa.ipc.open_stream(opened) as stream:
         for batch in stream:

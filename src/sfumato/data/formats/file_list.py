@@ -6,6 +6,7 @@ import csv
 import os
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from sfumato.data.errors import BadInput, parsing
@@ -40,6 +41,13 @@ class FileList:
         root = self._path.parent
         files = [root / record.name for record in self.records()]
         return files_fingerprint([self._path, *(file for file in files if file.is_file())])
+
+    def count(self) -> int | None:
+        with parsing(_MALFORMED, advice=_ADVICE), self._path.open(newline="", encoding="utf-8-sig") as file:
+            return sum(1 for _ in csv.DictReader(file))
+
+    def part(self, start: int, stop: int) -> Iterator[Record]:
+        return islice(self.records(), start, stop)
 
     def records(self) -> Iterator[Record]:
         """The images in the order of the list."""

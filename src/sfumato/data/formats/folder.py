@@ -8,6 +8,7 @@ import unicodedata
 import zlib
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from sfumato.data.errors import BadInput
@@ -78,6 +79,15 @@ class Folder:
                 digest = hashlib.blake2b(part.encode("utf-8", "surrogateescape"), digest_size=16).digest()
                 total = (total + int.from_bytes(digest, "little")) % 2**128
         return f"{os.path.realpath(self.root)}\0{total:x}"
+
+    def count(self) -> int | None:
+        """None where persons come from the files themselves, which passing over a record would open."""
+        if self._selection.person_column == PATIENT:
+            return None
+        return sum(1 for place in self._places for _ in self._entries(place))
+
+    def part(self, start: int, stop: int) -> Iterator[Record]:
+        return islice(self.records(), start, stop)
 
     def records(self) -> Iterator[Record]:
         """The images in the order of their classes and names."""

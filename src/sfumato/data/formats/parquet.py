@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ _BUFFER = 1 << 20
 def parquet(path: Path, selection: Selection) -> Table:
     """A source of the records of a parquet file or folder."""
     files = _shards(path, selection.split) if path.is_dir() else [path]
-    return Table(files, selection, schema=pq.read_schema, batches=_batches)
+    return Table(files, selection, schema=pq.read_schema, batches=_batches, rows=_rows)
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -51,7 +52,21 @@ def _shards(folder: Path, split: str) -> list[Path]:
     return found[split]
 
 
-def _batches(file: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _rows(file: Path) -> int:
+    with pq.ParquetFile(file) as opened:
+        return int(opened.metadata.num_rows)
+
+
+def _batches(file: Path, columns: list[str], first: int, last: int | None) -> Iterator[pa.RecordBatch]:
     # Buffered and not ahead of time: a row group may be the whole file.
     with pq.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False) as opened:
-        yield from opened.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False)
+        sizes = [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
+        ends = list(itertools.accumulate(sizes))
+        last = (ends[-1] if ends else 0) if last is None else last
+        groups = [g for g, end in enumerate(ends) if end > first and end - sizes[g] < last]
+        row = ends[groups[0]] - sizes[groups[0]] if groups else 0
+        for batch in opened.iter_batches(batch_size=_ROWS, row_groups=groups, columns=columns, use_threads=False):
+            begin, end = max(first - row, 0), min(last - row, len(batch))
+            row += len(batch)
+            if begin < end:
+                yield batch.slice(begin, end - begin)

@@ -18,8 +18,8 @@ from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, parsing
 from sfumato.data.source import Record, Selection, files_fingerprint
 
-Batches = Callable[[Path, list[str]], Iterator[pa.RecordBatch]]
-"""Opens a file and gives batches with these columns; memory stays flat."""
+Batches = Callable[[Path, list[str], int, int | None], Iterator[pa.RecordBatch]]
+"""Opens a file and gives batches with these columns, of the rows from one number up to another; memory stays flat."""
 
 _MALFORMED = "a table file is damaged"
 _ADVICE = "Fetch or write it again."
@@ -29,11 +29,17 @@ class Table:
     """Images as ``struct<bytes, path>`` or plain bytes; labels and persons as whole numbers or strings."""
 
     def __init__(
-        self, files: list[Path], selection: Selection, *, schema: Callable[[Path], pa.Schema], batches: Batches
+        self,
+        files: list[Path],
+        selection: Selection,
+        *,
+        schema: Callable[[Path], pa.Schema],
+        batches: Batches,
+        rows: Callable[[Path], int] | None = None,
     ) -> None:
         if not files:
             raise BadInput("the collection has no table files", advice="Check the path and the split.")
-        self._files, self._batches = files, batches
+        self._files, self._batches, self._rows = files, batches, rows
         self._image = selection.image_column or "image"
         self._label = (selection.label_column or "label") if selection.labelled else None
         self._person = selection.person_column
@@ -74,23 +80,48 @@ class Table:
     def fingerprint(self) -> str:
         return files_fingerprint(self._files)
 
-    def records(self) -> Iterator[Record]:
-        columns = [name for name in (self._image, self._label, self._person) if name is not None]
-        row = 0
+    def count(self) -> int | None:
+        """None where the format does not say how many rows a file has."""
+        if self._rows is None:
+            return None
+        with parsing(_MALFORMED, advice=_ADVICE):
+            return sum(self._rows(file) for file in self._files)
+
+    def part(self, start: int, stop: int) -> Iterator[Record]:
+        if self._rows is None:
+            raise TypeError("the rows of this format cannot be counted")
+        before = 0
         for file in self._files:
             with parsing(_MALFORMED, advice=_ADVICE, name=file.name):
-                for batch in self._batches(file, columns):
-                    # Offsets in a damaged file may point anywhere: check them before a value is looked at.
-                    batch.validate(full=True)
-                    for values in batch.to_pylist():
-                        name = f"row {row}"
-                        yield Record(
-                            load=partial(_decode, values[self._image], name),
-                            label=None if self._label is None else _plain(values[self._label]),
-                            person=None if self._person is None else _plain(values[self._person]),
-                            name=name,
-                        )
-                        row += 1
+                rows = self._rows(file)
+            if before < stop and before + rows > start:
+                first = max(start - before, 0)
+                yield from self._records(file, before + first, first, min(stop - before, rows))
+            before += rows
+
+    def records(self) -> Iterator[Record]:
+        row = 0
+        for file in self._files:
+            for record in self._records(file, row, 0, None):
+                yield record
+                row += 1
+
+    def _records(self, file: Path, row: int, first: int, last: int | None) -> Iterator[Record]:
+        """The rows ``first`` to ``last`` of a file, called by their numbers in the collection, from ``row`` on."""
+        columns = [name for name in (self._image, self._label, self._person) if name is not None]
+        with parsing(_MALFORMED, advice=_ADVICE, name=file.name):
+            for batch in self._batches(file, columns, first, last):
+                # Offsets in a damaged file may point anywhere: check them before a value is looked at.
+                batch.validate(full=True)
+                for values in batch.to_pylist():
+                    name = f"row {row}"
+                    yield Record(
+                        load=partial(_decode, values[self._image], name),
+                        label=None if self._label is None else _plain(values[self._label]),
+                        person=None if self._person is None else _plain(values[self._person]),
+                        name=name,
+                    )
+                    row += 1
 
 
 def _decode(value: dict[str, object] | bytes | None, name: str, transform: ImageTransform) -> np.ndarray:

@@ -140,13 +140,18 @@ class GradientSum:
                     known.untraced = str(reason)
             self._total.merge(self._by_vmap(batch, known))
 
-    def values(self) -> dict[str, Tensor]:
-        """Parameter name → the total, in float64 and in the parameter's shape."""
-        found = self._total.values()
-        return {
-            name: found[name].view_as(p) if name in found else torch.zeros_like(p, dtype=torch.float64)
-            for name, p in trainable_parameters(self.model).items()
-        }
+    def limbs(self) -> Tensor:
+        """The total in whole numbers, to be added up with those of other processes (``FixedPointSum.limbs``)."""
+        parameters = trainable_parameters(self.model)
+        device = next(iter(parameters.values())).device
+        return self._total.limbs({name: p.numel() for name, p in parameters.items()}, device)
+
+    def values(self, limbs: Tensor | None = None) -> dict[str, Tensor]:
+        """Parameter name → the total, in float64 and in the parameter's shape; of all processes, from their limbs."""
+        parameters = trainable_parameters(self.model)
+        sizes = {name: p.numel() for name, p in parameters.items()}
+        found = self._total.values(self.limbs() if limbs is None else limbs, sizes)
+        return {name: found[name].view_as(p) for name, p in parameters.items()}
 
     def _empty(self) -> FixedPointSum:
         return FixedPointSum({n: grid_spacing(clip) for clip, names in self.groups.values() for n in names})

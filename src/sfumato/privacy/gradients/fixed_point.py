@@ -28,7 +28,8 @@ EXACT_UNITS = 256
 MOST_SPREAD = 16.0
 """A unit's spread after the clip, in clip norms: it bounds the terms of a unit before they cancel."""
 
-_FOLD_AFTER = 1 << 17  # units whose sum int64 certainly holds: 2^45 · 2^17 < 2^63
+_CARRY_AFTER = 1 << 17  # units whose sum int64 certainly holds: 2^45 · 2^17 < 2^63
+_LIMB = 32  # bits of the low part of a total
 
 
 def grid_spacing(clip_norm: float) -> float:
@@ -53,32 +54,56 @@ def clip_factors(norm: Tensor, spread: Tensor, *, rounding: Tensor, clip_norm: f
 
 
 class FixedPointSum:
-    """The running total, parameter name → whole numbers of grid steps."""
+    """The running total, parameter name → whole numbers of grid steps.
+
+    A total of many units does not fit into 64 bits. It is kept as ``high · 2^32 + low``, so that no number of units, in
+    no number of processes, needs rounding before the last conversion to float64.
+    """
 
     def __init__(self, spacings: Mapping[str, float]) -> None:
         self._spacings = spacings
-        self._steps: dict[str, Tensor] = {}
-        self._folded: dict[str, Tensor] = {}
+        self._low: dict[str, Tensor] = {}
+        self._high: dict[str, Tensor] = {}
         self._units = 0
 
     def add(self, sums: Mapping[str, Tensor], units: int) -> None:
         """Add int64 vectors of grid steps that came from this many units."""
-        if self._units + units > _FOLD_AFTER:
-            self._folded = self.values()
-            self._steps, self._units = {}, 0
+        if self._units + units > _CARRY_AFTER:
+            self._carry()
         self._units += units
-        for name, steps in sums.items():
-            self._steps[name] = self._steps[name] + steps if name in self._steps else steps
+        _add(self._low, sums)
 
     def merge(self, other: FixedPointSum) -> None:
         """Add another sum on the same grids."""
-        self.add(other._steps, other._units)
-        for name, value in other._folded.items():
-            self._folded[name] = self._folded[name] + value if name in self._folded else value
+        self.add(other._low, other._units)
+        _add(self._high, other._high)
 
-    def values(self) -> dict[str, Tensor]:
-        """Parameter name → the total in float64, flat; a parameter that nothing was added to is not there."""
-        found = {name: steps.double() * self._spacings[name] for name, steps in self._steps.items()}
-        for name, value in self._folded.items():
-            found[name] = found[name] + value if name in found else value
-        return found
+    def limbs(self, sizes: Mapping[str, int], device: torch.device) -> Tensor:
+        """The whole total, int64 ``[2, n]``: high and low parts, of the parameters of these sizes in this order."""
+        self._carry()
+        parts = []
+        for name, size in sizes.items():
+            zero = torch.zeros(size, dtype=torch.int64, device=device)
+            parts.append(torch.stack([self._high.get(name, zero).flatten(), self._low.get(name, zero).flatten()]))
+        return torch.cat(parts, 1) if parts else torch.zeros(2, 0, dtype=torch.int64, device=device)
+
+    def values(self, limbs: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+        """Parameter name → the total in float64, flat, from the sum of several processes' ``limbs``.
+
+        One rounding: both products are exact, and only their sum is rounded.
+        """
+        high, low = limbs[0] + (limbs[1] >> _LIMB), limbs[1] & (2**_LIMB - 1)
+        total = high.double() * 2.0**_LIMB + low.double()
+        parts = total.split(list(sizes.values()))
+        return {name: part * self._spacings[name] for name, part in zip(sizes, parts, strict=True)}
+
+    def _carry(self) -> None:
+        """Leave less than 2^32 in every low part, which is no more than what one unit adds."""
+        _add(self._high, {name: low >> _LIMB for name, low in self._low.items()})
+        self._low = {name: low & (2**_LIMB - 1) for name, low in self._low.items()}
+        self._units = 1
+
+
+def _add(total: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
+    for name, value in more.items():
+        total[name] = total[name] + value if name in total else value

@@ -1,0 +1,190 @@
+"""What the local page costs a training beside it, and how long the whole way takes.
+
+    PYTHONPATH=tests python benchmarks/web.py                 both
+    PYTHONPATH=tests python benchmarks/web.py --streams 100 --seconds 10 --rounds 4 --only load
+
+Load: a training with one thread runs while the page is quiet and while it is busy, in turn: 100 open event streams
+with one event a second each, and two loads of the overview a second. The steps of both are counted on the ledger. Their
+ratio is the slowdown, and the page loads give a 95th percentile. The clients run on the same machine as well.
+
+Way: seconds from choosing a file of drawn digits to the exported set, in a browser, waiting for every page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, OpenerDirector, Request, build_opener
+
+from web.served import SMALL, Served, choose, chromium, served, write_digits
+
+FORM = {"purpose": "publish", "epsilon_stop": "3", "unit": "image", "delta": "1e-5", "colour": "", "classes": "10"}
+
+
+class Client:
+    """Sends the forms of the page without a browser."""
+
+    def __init__(self, server: Served) -> None:
+        self.server = server
+        self.opener: OpenerDirector = build_opener(HTTPCookieProcessor())
+        self.opener.open(server.entrance).read()
+        self.csrf = re.findall(r'name="csrf" value="(\w+)"', self.get("/browse"))[0]
+
+    def get(self, path: str) -> str:
+        return str(self.opener.open(self.server.address + path).read().decode())
+
+    def post(self, path: str, **fields: str) -> str:
+        """The address that the form leads to."""
+        body = urlencode({"csrf": self.csrf, **fields}).encode()
+        request = Request(self.server.address + path, body, {"Origin": self.server.address})
+        return str(self.opener.open(request).geturl()).removeprefix(self.server.address)
+
+    def finished(self, job: str) -> str:
+        """Wait for a job; the address of its result."""
+        while 'data-state="done"' not in (page := self.get(job)):
+            time.sleep(0.5)
+        return re.findall(r'data-next="([^"]+)"', page)[0]
+
+    def cookie(self) -> str:
+        jar = next(one for one in self.opener.handlers if isinstance(one, HTTPCookieProcessor)).cookiejar
+        return "; ".join(f"{one.name}={one.value}" for one in jar)
+
+
+def measure_load(root: Path, *, streams: int, seconds: float, rounds: int) -> dict[str, object]:
+    write_digits(root / "digits.npz", 2000)
+    with served(root) as server:
+        client = Client(server)
+        collection = client.finished(client.post("/collections", path="digits.npz"))
+        plan = client.post(f"{collection}/plan", **FORM)
+        settings = "steps=100000 sampling_rate=0.02"
+        job = client.post(f"{plan}/train", method="dp-vae", run="load", settings=settings, limit="1")
+        ledger = next((root / "sfumato" / "ledgers").glob("*.jsonl"))
+        while charges(ledger) < 20:
+            time.sleep(0.5)
+        quiet, busy, loads = [], [], []
+        for _ in range(rounds):
+            quiet.append(steps_per_second(ledger, partial(time.sleep, seconds)))
+            found: list[float] = []
+            working = load(client, job, streams, seconds, found)
+            busy.append(steps_per_second(ledger, partial(asyncio.run, working)))
+            loads += found
+        client.post(f"{job}/stop")
+    ratio = statistics.median(q / b for q, b in zip(quiet, busy, strict=True))
+    p95 = statistics.quantiles(loads, n=20)[-1]
+    return {
+        "steps_per_second_quiet": quiet,
+        "steps_per_second_busy": busy,
+        "slowdown": ratio - 1,
+        "page_loads": len(loads),
+        "page_load_median_seconds": statistics.median(loads),
+        "page_load_p95_seconds": p95,
+    }
+
+
+def charges(ledger: Path) -> int:
+    return ledger.read_bytes().count(b"\n")
+
+
+def steps_per_second(ledger: Path, work: Callable[[], object]) -> float:
+    before, began = charges(ledger), time.perf_counter()
+    work()
+    return (charges(ledger) - before) / (time.perf_counter() - began)
+
+
+async def load(client: Client, job: str, streams: int, seconds: float, found: list[float]) -> None:
+    """Open the streams, read their events, and load the overview twice a second."""
+    end = time.perf_counter() + seconds
+    readers = [asyncio.create_task(stream(client, job, end)) for _ in range(streams)]
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        await asyncio.to_thread(client.get, "/")
+        found.append(time.perf_counter() - began)
+        await asyncio.sleep(max(0.0, 0.5 - (time.perf_counter() - began)))
+    events = await asyncio.gather(*readers)
+    if min(events) < 0.5 * seconds:
+        print(f"a stream had {min(events)} events in {seconds:g} s")
+
+
+async def stream(client: Client, job: str, end: float) -> int:
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.server.port)
+    host = f"127.0.0.1:{client.server.port}"
+    writer.write(f"GET {job}/events HTTP/1.1\r\nHost: {host}\r\nCookie: {client.cookie()}\r\n\r\n".encode())
+    events = 0
+    try:
+        while time.perf_counter() < end:
+            line = await asyncio.wait_for(reader.readline(), max(0.01, end - time.perf_counter()))
+            events += line.startswith(b"data: ")
+    except TimeoutError:
+        pass
+    writer.close()
+    return events
+
+
+def measure_way(root: Path) -> dict[str, float]:
+    write_digits(root / "digits.npz", 1000)
+    seconds: dict[str, float] = {}
+    with served(root) as server, chromium() as browser:
+        page = browser.new_page()
+        page.set_default_timeout(1_800_000)
+        page.goto(server.entrance)
+        began = last = time.perf_counter()
+
+        def lap(name: str) -> None:
+            nonlocal last
+            seconds[name] = time.perf_counter() - last
+            last = time.perf_counter()
+
+        choose(page, "digits.npz")
+        lap("inspect")
+        page.get_by_role("button", name="Show the plan").click()
+        page.wait_for_url("**/plans/*")
+        lap("plan of every method")
+        page.get_by_role("radio", name="dp-merf").check()
+        page.get_by_label("name of the run").fill("way")
+        page.get_by_label("settings").fill(SMALL)
+        page.get_by_role("button", name="Start the training").click()
+        page.wait_for_url("**/runs/way")
+        lap("train and report")
+        page.get_by_role("button", name="Compare with the real images").click()
+        page.wait_for_url("**/jobs/*")
+        page.wait_for_url("**/runs/way")
+        lap("review")
+        page.goto(f"{server.address}/runs/way/release")
+        page.get_by_role("button", name="Export").click()
+        page.wait_for_url("**/jobs/*")
+        page.wait_for_url("**/release")
+        lap("export")
+        seconds["the whole way"] = time.perf_counter() - began
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--only", choices=("load", "way"))
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result: dict[str, object] = {}
+        if given.only != "way":
+            (Path(folder) / "load").mkdir()
+            options = {"streams": given.streams, "seconds": given.seconds, "rounds": given.rounds}
+            result["load"] = measure_load(Path(folder) / "load", **options)
+        if given.only != "load":
+            (Path(folder) / "way").mkdir()
+            result["way"] = measure_way(Path(folder) / "way")
+        print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

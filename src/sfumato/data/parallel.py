@@ -1,0 +1,161 @@
+"""Reads a large collection in several processes, in parts that are kept until all of it is read.
+
+A part is a range of records. Each is decoded by a process of its own into a folder, which gets its name when the part
+is complete. A reading that is killed goes on with the parts that are missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sfumato.data.cache import Writer
+from sfumato.data.errors import BadInput
+from sfumato.data.gather import NAMED_AT_MOST, check_shape
+from sfumato.data.persons import Persons
+from sfumato.data.source import Source
+from sfumato.files import private_folder
+
+if TYPE_CHECKING:
+    from sfumato.data.reader import Reading
+
+PART = 1 << 14
+"""Records of one part: what is read again, at most, by each process after a kill."""
+
+
+class Workers:
+    """The processes that read; by default one for each core that this process may use."""
+
+    def __init__(self, count: int | None = None, progress: Callable[[int], None] | None = None) -> None:
+        if count is not None and count < 1:
+            raise ValueError(f"a collection is read by at least one process, not {count}")
+        self._count = count or len(os.sched_getaffinity(0))
+        self._progress = progress
+
+    def pay(self, source: Source) -> bool:
+        """Whether this collection is read in several processes."""
+        return self._count > 1 and (source.count() or 0) >= 2 * PART
+
+    def read(
+        self, path: Path, reading: Reading, classes: tuple[str, ...], writer: Writer, kept: Path, source: Source
+    ) -> list[str]:
+        """Decode all records into the writer; returns which were left out as bad, and why.
+
+        ``kept`` is where finished parts lie until the end. A bad record ends the reading, and nothing is kept then.
+        """
+        count = source.count() or 0
+        starts = range(0, count, PART)
+        private_folder(kept)
+        settings = {"path": str(path), "reading": _plain(asdict(reading)), "classes": classes}
+        settings |= {"folder": str(kept), "size": PART}
+        try:
+            self._decode([start for start in starts if not (kept / str(start)).exists()], settings, len(starts))
+            skipped = list(_joined([kept / str(start) for start in starts], reading, writer))
+        except BadInput:
+            shutil.rmtree(kept, ignore_errors=True)
+            raise
+        shutil.rmtree(kept, ignore_errors=True)
+        return skipped[:NAMED_AT_MOST]
+
+    def _decode(self, missing: list[int], settings: dict[str, Any], total: int) -> None:
+        processes: SimpleQueue[_Process] = SimpleQueue()
+        started = [_Process(settings) for _ in range(min(self._count, len(missing)))]
+        for process in started:
+            processes.put(process)
+        with ThreadPoolExecutor(max(1, len(started))) as pool:
+            try:
+                tasks = [pool.submit(_decoded, processes, start) for start in missing]
+                self._wait(tasks, done=total - len(missing), total=total)
+            finally:
+                for process in started:
+                    process.close()
+                pool.shutdown(cancel_futures=True)
+
+    def _wait(self, tasks: list[Future[None]], *, done: int, total: int) -> None:
+        for task in as_completed(tasks):
+            task.result()
+            done += 1
+            if self._progress is not None:
+                self._progress(100 * done // total)
+
+
+class _Process:
+    """A process that decodes parts: a line with a start comes in, a line with an error or without one goes out."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        source = str(Path(__file__).parent.parent.parent)
+        paths = os.pathsep.join(path for path in (source, os.environ.get("PYTHONPATH")) if path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "sfumato.data.part_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        )
+        self._say(settings)
+
+    def _say(self, message: object) -> None:
+        if self._process.stdin is None:
+            raise RuntimeError("the process has no input")
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+
+    def decode(self, start: int) -> None:
+        """Decode the part that begins at ``start``."""
+        try:
+            self._say(start)
+            answer = self._process.stdout.readline() if self._process.stdout else ""
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise OSError("a process that reads the collection has ended; run the command again to go on")
+        error = json.loads(answer)
+        if error is not None:
+            raise BadInput(error["rule"], advice=error["advice"], detail=error["detail"])
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+
+
+def _decoded(processes: SimpleQueue[_Process], start: int) -> None:
+    process = processes.get()
+    try:
+        process.decode(start)
+    finally:
+        processes.put(process)
+
+
+def _joined(parts: list[Path], reading: Reading, writer: Writer) -> Iterator[str]:
+    """Add the parts to the writer in their order; yields what was left out."""
+    persons = Persons(reading.selection)
+    for part in parts:
+        facts = json.loads((part / "facts.json").read_text())
+        yield from facts["skipped"]
+        if not facts["count"]:
+            continue
+        check_shape(writer.shape, tuple(facts["shape"]), facts["first"])
+        names = json.loads((part / "persons.json").read_text())
+        numbers = [number for name in names if (number := persons.numbered(name)) is not None]
+        with (part / "pixels").open("rb") as pixels:
+            labels = np.fromfile(part / "labels", dtype=np.int64)
+            writer.extend(pixels, tuple(facts["shape"]), labels, np.array(numbers, dtype=np.int64))
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,111 @@
+"""The process that decodes parts of a collection: ``python -m sfumato.data.part_worker``, for ``parallel``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from sfumato.data.decode import ImageTransform
+from sfumato.data.errors import BadInput, from_system
+from sfumato.data.gather import gather
+from sfumato.data.labels import Labels
+from sfumato.data.persons import Persons
+from sfumato.data.reader import Reading, open_source, silent_decoders
+from sfumato.data.source import Selection
+from sfumato.files import private_folder, write_json
+
+
+class PartRows:
+    """The rows of a part, in files: pixels, labels and the names of persons."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = private_folder(folder)
+        self._pixels, self._labels = (_created(folder / name) for name in ("pixels", "labels"))
+        self._persons: list[int | str | None] = []
+        self.shape: tuple[int, ...] | None = None
+
+    def add(self, pixels: np.ndarray, *, label: int, person: int | str | None) -> None:
+        """Keep one row."""
+        self.shape = pixels.shape
+        self._pixels.write(pixels.tobytes())
+        self._labels.write(np.int64(label).tobytes())
+        self._persons.append(person)
+
+    def finish(self, skipped: list[str], first: int) -> None:
+        """Give the folder its name, when everything is written."""
+        for file in (self._pixels, self._labels):
+            file.close()
+        write_json(self._folder / "persons.json", self._persons, private=True)
+        facts = {"count": len(self._persons), "shape": self.shape, "skipped": skipped, "first": f"after row {first}"}
+        write_json(self._folder / "facts.json", facts, private=True)
+        self._folder.rename(self._folder.with_suffix(""))
+
+
+def _created(path: Path) -> IO[bytes]:
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb", buffering=1 << 20)
+
+
+class PartReader:
+    """Decodes one part after another."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._reading = _reading(settings["reading"])
+        self._source = open_source(Path(settings["path"]), self._reading)
+        classes = tuple(settings["classes"])
+        self._labels = Labels(self._source, self._reading.selection, infer=False, classes=classes)
+        self._folder, self._size = Path(settings["folder"]), int(settings["size"])
+
+    def decode(self, start: int) -> None:
+        """Decode the records from ``start`` on into a folder of this name."""
+        folder = self._folder / f"{start}.new"
+        shutil.rmtree(folder, ignore_errors=True)
+        rows = PartRows(folder)
+        records = self._source.part(start, start + self._size)
+        skipped = gather(records, self._reading, self._labels, Persons(self._reading.selection).name, rows)
+        rows.finish(skipped, start)
+
+
+def _reading(plain: dict[str, Any]) -> Reading:
+    transform, selection = dict(plain["transform"]), dict(plain["selection"])
+    if isinstance(transform["size"], list):
+        transform["size"] = tuple(transform["size"])
+    if selection["classes"] is not None:
+        selection["classes"] = tuple(selection["classes"])
+    if selection["person_file"] is not None:
+        selection["person_file"] = Path(selection["person_file"])
+    parts = {"transform": ImageTransform(**transform), "selection": Selection(**selection)}
+    return Reading(**{**plain, **parts})
+
+
+def _told(error: BadInput) -> dict[str, str]:
+    return {"rule": error.rule, "advice": error.advice, "detail": error.detail}
+
+
+def main() -> None:
+    """Answer every line that comes in."""
+    reader: PartReader | None = None
+    for line in sys.stdin:
+        message = json.loads(line)
+        try:
+            with silent_decoders():
+                if reader is None:
+                    settings = message if isinstance(message, dict) else {}
+                    reader = PartReader(settings)
+                    continue
+                reader.decode(int(message))
+            answer: dict[str, str] | None = None
+        except BadInput as error:
+            answer = _told(error)
+        except OSError as error:
+            answer = _told(from_system(error))
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""One process of a group: ``python worker.py TASK FOLDER``, with the environment that ``torchrun`` sets.
+
+Every process writes what it found to ``FOLDER/RANK.json``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from conformance.test_methods import CERTIFIED, budget_for
+from sfumato.audit.replay import replay
+from sfumato.evaluation.features import FeatureNetwork, extract
+from sfumato.methods import Method, find
+from sfumato.privacy import PrivateRecords
+from sfumato.privacy.distributed import World
+from sfumato.release.export import read_export
+from sfumato.release.release import Release
+from sfumato.release.shards import export_shards
+from sfumato.training.distributed import process_group
+from worst_case import worst_case_images
+
+
+def digest(release: Release) -> str:
+    """A hash of the bits of every released tensor and of a few samples."""
+    found = hashlib.sha256()
+    for name, tensor in release.model.state_dict().items():
+        found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+    found.update(release.sample(4, seed=1).images.tobytes())
+    return found.hexdigest()
+
+
+def fitted(method: Method, records: PrivateRecords, *, unit: str = "image") -> str:
+    return digest(method.fit(records, budget_for(method, unit), seed=5, device="cpu"))
+
+
+def few(count: int) -> PrivateRecords:
+    pixels = np.random.default_rng(0).integers(0, 256, (count, 1, 28, 28), dtype=np.uint8)
+    return PrivateRecords(pixels, np.arange(count) % 2, classes=("a", "b"))
+
+
+def every_method(world: World) -> dict[str, Any]:
+    """Every certified method on images, and one on persons."""
+    found = {}
+    for name, variant in CERTIFIED:
+        found[f"{name} {variant}"] = fitted(find(name).small(variant), worst_case_images())
+        print(world.rank, name, variant, found[f"{name} {variant}"], flush=True)  # shown where the test fails
+    found["persons"] = fitted(find("dp-vae").small(), worst_case_images(persons=True), unit="person")
+    return found
+
+
+def one_method(world: World) -> dict[str, Any]:
+    """Gradients of three records: one process has two of them, the other one."""
+    return {"three records": fitted(find("dp-vae").small(), few(3))}
+
+
+def small_cases(world: World) -> dict[str, Any]:
+    """Few records: with four processes at least one has none, and most batches are empty."""
+    method = find("dp-vae").small()
+    rare = type(method)(**{**method.parameters(), "sampling_rate": 1e-6})
+    return {
+        "three records": fitted(method, few(3)),
+        "nobody": fitted(method, few(0)),
+        "no coin comes up": fitted(rare, few(40)),
+        "features": fitted(find("dp-merf").small(), few(20)),
+    }
+
+
+def audit(world: World) -> dict[str, Any]:
+    """Neighbour replay: queries, ledger, released bits and samples of neighbours are equal, and sums move by one."""
+    method = find("dp-vae").small()
+    found = replay(method, worst_case_images(), budget=budget_for(method), pairs=3)
+    # The ledger is in the first process, so only that one can compare it.
+    return found.to_json() if world.first else {}
+
+
+def sampling(world: World) -> dict[str, Any]:
+    """A release that every process draws a part of."""
+    method = find("dp-merf").small()
+    release = method.fit(few(20), budget_for(method), seed=5, device="cpu")
+    folder = Path(sys.argv[2]) / "synthetic"
+    export_shards(release, 11, folder, world, seed=3, device="cpu", allow_no_guarantee=True)
+    drawn = read_export(folder)
+    return {
+        "files": sorted(path.name for path in folder.rglob("*") if path.is_file()),
+        "labels": sorted(drawn.labels.tolist()),
+        "different images": len({image.tobytes() for image in drawn.images}),
+        "card": drawn.card == release.card,
+    }
+
+
+def features(world: World) -> dict[str, Any]:
+    """Features of a small network, of which every process computes a part."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Flatten(), _Scaled(), torch.nn.Linear(784, 5))
+    network = FeatureNetwork("small", "", 5, "none", "nothing", module)
+    found = extract(network, few(70)._pixels, batch=16)
+    return {"features": hashlib.sha256(found.numpy().tobytes()).hexdigest()}
+
+
+class _Scaled(torch.nn.Module):
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return pixels.float() / 255.0
+
+
+TASKS: dict[str, Callable[[World], dict[str, Any]]] = {
+    "one-method": one_method,
+    "every-method": every_method,
+    "small-cases": small_cases,
+    "audit": audit,
+    "sampling": sampling,
+    "features": features,
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    task, folder = sys.argv[1:]
+    with process_group("cpu") as (world, _):
+        found = TASKS[task](world)
+        (Path(folder) / f"{world.rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
