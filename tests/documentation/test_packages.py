@@ -45,7 +45,7 @@ def test_the_sdist_builds_a_wheel_that_runs_the_demo(tmp_path: Path, monkeypatch
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
     assert "sfumato/py.typed" in packed and not any(name.startswith(("tests", "docs")) for name in packed)
-    wanted = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "sfumato").rglob("*.html")}
+    wanted = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "sfumato").rglob("templates/*")}
     assert wanted and wanted <= packed, "templates are part of the wheel"
     # The packages that it depends on are those of this environment; installing them again would take minutes.
     run(sys.executable, "-m", "venv", "--without-pip", "fresh", place=tmp_path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -108,3 +110,17 @@ def test_the_table_has_the_facts_of_its_data() -> None:
 def test_impossible_facts_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         facts(**wrong)
+
+
+def test_the_page_shows_what_is_predicted_and_measured_now() -> None:
+    """Written by: python docs/results/expected_use.py"""
+    spec = importlib.util.spec_from_file_location("expected_use", RESULTS / "expected_use.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    rows = module.measured()
+    assert len(rows) >= 12
+    assert json.loads((RESULTS / "expected-use.json").read_text(encoding="utf-8"))["rows"] == rows
+    assert module.table(rows) in (RESULTS / "expected-use.md").read_text(encoding="utf-8")
+    right = sum(row["predicted_use"] == row["measured_use"] for row in rows)
+    assert right >= 0.75 * len(rows)
