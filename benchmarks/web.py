@@ -1,7 +1,7 @@
 """What the local page costs a training beside it, and how long the whole way takes.
 
-    PYTHONPATH=tests python benchmarks/web.py                 both
-    PYTHONPATH=tests python benchmarks/web.py --streams 100 --seconds 10 --rounds 4 --only load
+    python benchmarks/web.py                 both
+    python benchmarks/web.py --streams 100 --seconds 10 --rounds 4 --only load
 
 Load: a training with one thread runs while the page is quiet and while it is busy, in turn: 100 open event streams
 with one event a second each, and two loads of the overview a second. The steps of both are counted on the ledger. Their
@@ -17,6 +17,7 @@ import asyncio
 import json
 import re
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,7 +26,9 @@ from pathlib import Path
 from urllib.parse import urlencode
 from urllib.request import HTTPCookieProcessor, OpenerDirector, Request, build_opener
 
-from web.served import SMALL, Served, choose, chromium, served, write_digits
+# In place of this file's folder, in which ``web`` would be this file.
+sys.path[0] = str(Path(__file__).parents[1] / "tests")
+from web.served import SMALL, Served, choose, chromium, served, write_digits  # noqa: E402
 
 FORM = {"purpose": "publish", "epsilon_stop": "3", "unit": "image", "delta": "1e-5", "colour": "", "classes": "10"}
 
@@ -42,7 +45,7 @@ class Client:
     def get(self, path: str) -> str:
         return str(self.opener.open(self.server.address + path).read().decode())
 
-    def post(self, path: str, **fields: str) -> str:
+    def post(self, path: str, /, **fields: str) -> str:
         """The address that the form leads to."""
         body = urlencode({"csrf": self.csrf, **fields}).encode()
         request = Request(self.server.address + path, body, {"Origin": self.server.address})

@@ -216,7 +216,7 @@ class OwnTerms(DPRealNVP):
             def shared(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
                 return sum(parameter.sum() for parameter in model.parameters())  # type: ignore[return-value]
 
-            terms = Smaller(None, shared, groups=2, clips=(0.0, 1.0), batch=8.0)
+            terms = Smaller(None, shared, groups=2, clip_norms=(0.0, 1.0), batch=8.0)
             step.noisy_terms(self.queries()[-1].blocks[0].name, model, terms)
         return model, None
 

@@ -32,7 +32,7 @@ def bad_request(draw: random.Random, server: Live) -> bytes:
                 f"GET / HTTP/1.1\r\n{host}Cookie: {server.access.cookie}={noise}\r\n",
                 f"{noise}\r\n",
                 f"GET / HTTP/9.9\r\n{host}{cookie}",
-                f"GET / HTTP/1.1\r\n{host}X: {'y' * 70_000}\r\n{cookie}",
+                f"GET / HTTP/1.1\r\n{host}X: {'y' * 70_000}\r\n",
                 f"DELETE /runs/x HTTP/1.1\r\n{host}{cookie}",
                 f"POST /collections HTTP/1.1\r\n{host}{cookie}{post}Content-Length: {len(body.encode())}\r\n\r\n{body}",
                 f"POST /collections HTTP/1.1\r\n{host}{cookie}Content-Length: 99999999999\r\n",

@@ -7,6 +7,7 @@ the page itself (cross-site request forgery).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import secrets
@@ -14,6 +15,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl
 
+from h11 import LocalProtocolError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -100,10 +102,14 @@ class Guard:
             await send(message)
 
         refusal = await self._refusal(scope, receive)
-        if refusal is not None:
-            # The body of a refused request is not read; the connection cannot be used again.
-            refusal.headers["Connection"] = "close"
-        await (refusal or self.app)(scope, receive, send_with_headers)
+        if refusal is None:
+            return await self.app(scope, receive, send_with_headers)
+        # The body of a refused request is not read; the connection cannot be used again.
+        refusal.headers["Connection"] = "close"
+        # A client that has broken the protocol by now, or has gone, gets no answer.
+        with contextlib.suppress(LocalProtocolError):
+            await refusal(scope, receive, send_with_headers)
+        return None
 
     async def _refusal(self, scope: Scope, receive: Receive) -> Response | None:
         headers = Headers(scope=scope)
