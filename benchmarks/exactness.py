@@ -1,16 +1,20 @@
 """How far one record moves the sum of clipped gradients, and what a step costs.
 
-    python benchmarks/exactness.py --device cuda --out docs/results/engine-exactness.json
+    python benchmarks/exactness.py --all --device cuda --out docs/results/engine-exactness-h200.json
+    python benchmarks/exactness.py --all --small --out docs/results/engine-exactness-cpu.json
     python benchmarks/exactness.py --device cuda --speed 32:16:512 --out docs/results/engine-speed.json
 
 Exactness: for identical, opposite and random records, the sum over n + 1 records minus the sum over n, in clip norms,
-at sizes from 1 to ``--most``; and whether a microbatch gives the same bits in every order. Speed: rows a second of a
-plain and of a private step with several draws a record, compiled on CUDA, in one run.
+at sizes from 1 to ``--most``; whether a microbatch gives the same bits in every order; and sizes of microbatch that had
+to be divided for that. ``--all`` takes every network in every arithmetic, eager and compiled; ``--small`` takes narrow
+networks on small images, for a CPU. Rows are written as they are measured, and ``--seconds`` ends the run between two
+rows. Speed: rows a second of a plain and of a private step with several draws a record, in one run.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -20,10 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from networks import MODELS
+from networks import MODELS, SMALL_MODELS
 from sfumato.methods.dp2_vae import DP2VAE
 from sfumato.methods.dppm import DPPM
-from sfumato.privacy.gradients import Batch, Performance, clipped_sum
+from sfumato.privacy.gradients import Batch, Performance, clipped_sum, engine
 from sfumato.privacy.randomness import Draws, Randomness
 
 SIZES = (1, 2, 3, 5, 8, 13, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1000, 1023, 1024, 2048,
@@ -45,20 +49,23 @@ def of_decoder(model: nn.Module, images: Tensor, labels: Tensor, random: Draws, 
     return (torch.sigmoid(logits).view_as(images) - images).square().flatten(1).sum(1) * sign[:, 0]
 
 
+CASES = ("flow", "dp2-vae", "dppm", "discriminator")
+ARITHMETICS = {"float32": (torch.float32, False), "TF32": (torch.float32, True), "bfloat16": (torch.bfloat16, True)}
 Case = tuple[nn.Module, tuple[int, int, int], Callable[..., Tensor]]
 
 
-def make(name: str, device: torch.device, width: int = 32) -> Case:
+def make(name: str, device: torch.device, width: int = 32, *, small: bool = False) -> Case:
     torch.manual_seed(0)
-    grey = (1, 28, 28)
+    shape: tuple[int, int, int] = (1, 12, 12) if small else (1, 28, 28)
     if name == "dppm":
-        built = DPPM(width=width).build(grey, 10)
-        return getattr(built, "generator", built).to(device), grey, of_score
+        built = DPPM(width=8 if small else width).build(shape, 10)
+        return getattr(built, "generator", built).to(device), shape, of_score
     if name == "dp2-vae":
-        return DP2VAE().build(grey, 10).decoder.to(device), grey, of_decoder
-    model = MODELS[name]().to(device)
-    shape: tuple[int, int, int] = model.shape  # type: ignore[assignment]
-    return model, shape, of_network
+        decoder = DP2VAE(width=8).build(shape, 10).decoder if small else DP2VAE().build(shape, 10).decoder
+        return decoder.to(device), shape, of_decoder
+    model = (SMALL_MODELS if small else MODELS)[name]().to(device)
+    own: tuple[int, int, int] = model.shape  # type: ignore[assignment]
+    return model, own, of_network
 
 
 def records(shape: tuple[int, int, int], units: int, kind: str, device: torch.device, draws: int = 1) -> Batch:
@@ -82,9 +89,11 @@ def vector(sums: dict[str, Tensor]) -> Tensor:
 
 def movement(case: Case, most: int, performance: Performance, device: torch.device) -> dict[str, Any]:
     model, shape, loss = case
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
     clip_norm = 1e-3  # binds for every record
-    options: dict[str, Any] = {"performance": performance, "microbatch_size": 64 if device.type == "cpu" else 256}
+    options: dict[str, Any] = {"performance": performance, "microbatch_size": 256}
+    if performance.compile:  # a loss is compiled the second time it comes
+        clipped_sum(model, loss, records(shape, 2, "random", device), clip_norm, **options)
     for kind in ("identical", "opposite", "random"):
         batch = records(shape, most + 1, kind, device)
         sizes = [size for size in SIZES if size <= most]
@@ -97,11 +106,16 @@ def movement(case: Case, most: int, performance: Performance, device: torch.devi
         found[kind] = {"largest": max(moved), "smallest": min(moved), "sizes": sizes}
     batch = records(shape, options["microbatch_size"], "random", device)
     whole = vector(clipped_sum(model, loss, batch, clip_norm, **options))
-    orders = [torch.randperm(batch.units, generator=torch.Generator().manual_seed(s)).to(device) for s in range(8)]
+    orders = [torch.randperm(batch.units, generator=torch.Generator().manual_seed(s)).to(device) for s in range(4)]
     found["same bits in every order"] = all(
         torch.equal(whole, vector(clipped_sum(model, loss, batch.select(order), clip_norm, **options)))
         for order in orders
     )
+    known = list(engine._known[model].values())
+    found["divided microbatches"] = [text for one in known for text in one.row_order.fallbacks]
+    found["not traced"] = [one.untraced for one in known if one.untraced]
+    if performance.compile:
+        found["is compiled"] = any(one.compiled is not None for one in known)
     return found
 
 
@@ -164,7 +178,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--most", type=int, default=8000)
-    parser.add_argument("--case", action="append", choices=["dppm", "dp2-vae", "flow", "discriminator"])
+    parser.add_argument("--all", action="store_true", help="every network and arithmetic, eager and compiled")
+    parser.add_argument("--small", action="store_true", help="narrow networks on small images")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further row after this time")
+    parser.add_argument("--case", action="append", choices=CASES)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--speed", action="append", help="width:draws:units, for example 32:16:512")
     parser.add_argument("--float32", action="store_true", help="float32 in place of bfloat16 for --speed")
@@ -189,21 +206,21 @@ def main() -> None:
             note(speed(width, draws, units, performance, device))
         except Exception as error:  # a benchmark goes on with its next row
             note({"speed": text, "failed": f"{type(error).__name__}: {error}"[:500]})
-    arithmetics = {"float32": (torch.float32, False), "TF32": (torch.float32, True), "bfloat16": (torch.bfloat16, True)}
-    for name in given.case or ([] if given.speed else ["dppm", "dp2-vae", "flow", "discriminator"]):
-        for label, (dtype, tf32) in arithmetics.items():
-            if device.type == "cpu" and label == "TF32":
-                continue
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-            begun = time.perf_counter()
-            try:
-                found = movement(
-                    make(name, device), given.most, Performance(dtype=dtype, compile=given.compile), device
-                )
-            except Exception as error:  # a benchmark goes on with its next row
-                found = {"failed": f"{type(error).__name__}: {error}"[:500]}
-            note({"case": name, "arithmetic": label, "compiled": given.compile, **found,
-                  "seconds": time.perf_counter() - begun})  # fmt: skip
+    begun = time.perf_counter()
+    cases = given.case or ([] if given.speed else list(CASES))
+    compiled = (False, True) if given.all else (given.compile,)
+    for compiling, (label, (dtype, tf32)), name in itertools.product(compiled, ARITHMETICS.items(), cases):
+        if (device.type == "cpu" and label == "TF32") or time.perf_counter() - begun > given.seconds:
+            continue
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+        performance = Performance(dtype=dtype, compile=compiling, channels_last=label == "bfloat16")
+        start = time.perf_counter()
+        try:
+            found = movement(make(name, device, small=given.small), given.most, performance, device)
+        except Exception as error:  # a benchmark goes on with its next row
+            found = {"failed": f"{type(error).__name__}: {error}"[:500]}
+        note({"case": name, "small": given.small, "arithmetic": label, "compiled": compiling, **found,
+              "seconds": time.perf_counter() - start})  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
 """What a private step costs: plain SGD against every way to a sum of clipped gradients, interleaved in one run.
 
     python benchmarks/gradients.py --threads 2 --case flow:256 --case discriminator:64 --out gradients.json
-    python benchmarks/gradients.py --device cuda --tf32 --case flow:6000 --case discriminator:512 --case unet:2048
+    python benchmarks/gradients.py --device cuda --tf32 --case flow:6000 --case discriminator:512 --case unet:128x16
+    python benchmarks/gradients.py --h200 --out docs/results/engine-h200.json
 
-Times are medians over the rounds; in every round each contender takes one step in turn. The authors' micro-batch loop
+``unet:128x16`` are 128 examples with 16 draws each: an example's loss is the average over its draws. ``--h200`` runs
+every measurement of the engine on a GPU, one process after another, each with a time limit (``gpu.py``).
+
+Times are medians over the rounds; in every round each contender takes one step in turn. Microbatches have a fixed size;
+here they are equal parts of the batch, of at most 256 rows on a CPU, so that nothing is padded. The micro-batch loop
 is timed on at most ``--loop-units`` examples and scaled up. Memory is the peak above what model and batch take.
 ``apart`` is the relative distance of each sum from a plain loop over the examples, in float32 with TF32 off; ``÷ clip``
 the largest norm that one example adds, in units of the clip, in the arithmetic of the run: it must not pass 1.
@@ -27,6 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+import gpu
 from networks import MODELS
 from sfumato.privacy.gradients import Batch, PerClass, clipped_sum, loop
 from sfumato.privacy.randomness import Randomness
@@ -50,6 +56,10 @@ class Case:
     autocast: bool = False
 
     @property
+    def draws(self) -> int:
+        return self.batch.rows_per_unit
+
+    @property
     def parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.model.named_parameters())
 
@@ -58,18 +68,20 @@ class Case:
             return model(batch.images, batch.labels, batch.state)
 
 
-def make(name: str, units: int, device: torch.device, *, autocast: bool = False) -> Case:
+def make(name: str, units: int, device: torch.device, *, draws: int = 1, autocast: bool = False) -> Case:
     torch.manual_seed(0)
     model = MODELS[name]().to(device)
     shape = getattr(model, "shape")  # noqa: B009
-    ids = torch.arange(units, device=device)
+    ids = torch.arange(units, device=device).repeat_interleave(draws)
+    images, labels = torch.rand(units, *shape, device=device), torch.randint(10, (units,), device=device)
     batch = Batch(
-        torch.rand(units, *shape, device=device), torch.randint(10, (units,), device=device),
-        Randomness(0).draws(ids, torch.zeros_like(ids), "benchmark"), torch.ones(units, 1, device=device),
-        torch.randn(units, shape[1] * shape[2] + 1, device=device),
+        images.repeat_interleave(draws, 0), labels.repeat_interleave(draws),
+        Randomness(0).draws(ids, torch.arange(draws, device=device).repeat(units), "benchmark"),
+        torch.full((units, draws), 1.0 / draws, device=device),
+        torch.randn(units * draws, shape[1] * shape[2] + 1, device=device),
     )  # fmt: skip
     few = batch.take(0, min(16, units))
-    norms = [_norm(torch.autograd.grad(loss(model, *_arguments(few.take(i, i + 1))).sum(), list(model.parameters())))
+    norms = [_norm(torch.autograd.grad(loss(model, *_arguments(few.take(i, i + 1))).mean(), list(model.parameters())))
              for i in range(few.units)]  # fmt: skip
     return Case(name, model, batch, statistics.median(norms), autocast)
 
@@ -86,7 +98,7 @@ def _norm(gradients: tuple[Tensor, ...]) -> float:
 
 def plain(case: Case) -> Callable[[Batch], Sums]:
     def step(batch: Batch) -> Sums:
-        total = case.forward(case.model, batch).sum()
+        total = case.forward(case.model, batch).sum() / case.draws
         return dict(zip(case.parameters, torch.autograd.grad(total, list(case.parameters.values())), strict=True))
 
     return step
@@ -95,8 +107,13 @@ def plain(case: Case) -> Callable[[Batch], Sums]:
 def ours(case: Case) -> Callable[[Batch], Sums]:
     def step(batch: Batch) -> Sums:
         with torch.autocast(batch.images.device.type, dtype=torch.bfloat16, enabled=case.autocast):
-            return clipped_sum(case.model, loss, batch, case.clip)
+            return clipped_sum(case.model, loss, batch, case.clip, microbatch_size=size)
 
+    most = 256 if case.batch.images.device.type == "cpu" else 16384
+    # Equal parts of the batch, so that none is padded.
+    parts = next(n for n in range(1, case.batch.units + 1) if case.batch.units % n == 0 and
+                 case.batch.units // n * case.draws <= max(most, case.draws))  # fmt: skip
+    size = case.batch.units // parts
     return step
 
 
@@ -108,7 +125,10 @@ def hooks(case: Case) -> Callable[[Batch], Sums]:
     def step(batch: Batch) -> Sums:
         module.zero_grad(set_to_none=True)
         case.forward(module, batch).sum().backward()
-        samples = {name.removeprefix("_module."): p.grad_sample for name, p in module.named_parameters()}
+        samples = {
+            name.removeprefix("_module."): p.grad_sample.view(batch.units, case.draws, *p.shape).mean(1)
+            for name, p in module.named_parameters()
+        }
         squared = sum(
             (s.flatten(1).square().sum(1) for s in samples.values()), torch.zeros((), device=batch.images.device)
         )
@@ -124,6 +144,8 @@ def hooks(case: Case) -> Callable[[Batch], Sums]:
 def ghost(case: Case) -> Callable[[Batch], Sums]:
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
 
+    if case.draws > 1:
+        raise RuntimeError("ghost clipping in Opacus measures rows, not averages of rows")
     module = GradSampleModuleFastGradientClipping(
         _copy(case), max_grad_norm=case.clip, use_ghost_clipping=True, loss_reduction="sum"
     )
@@ -153,7 +175,7 @@ def functional_chunks(case: Case) -> Callable[[Batch], Sums]:
     values = {name: p.detach() for name, p in case.parameters.items()}
 
     def one(values: Sums, image: Tensor, label: Tensor, noise: Tensor) -> Tensor:
-        return functional_call(case.model, values, (image[None], label[None], noise[None])).sum()
+        return functional_call(case.model, values, (image, label, noise)).mean()
 
     per_row = vmap(grad(one), in_dims=(None, 0, 0, 0))
 
@@ -163,7 +185,8 @@ def functional_chunks(case: Case) -> Callable[[Batch], Sums]:
             part = batch.take(start, min(batch.units, start + 64))
             images, labels, _, noise = _arguments(part)
             with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=case.autocast):
-                samples = per_row(values, images, labels, noise)
+                rows = [value.view(part.units, case.draws, *value.shape[1:]) for value in (images, labels, noise)]
+                samples = per_row(values, *rows)
             squared = torch.stack([s.flatten(1).square().sum(1) for s in samples.values()]).sum(0)
             factor = (case.clip / torch.sqrt(squared)).clamp(max=1.0)
             for name, sample in samples.items():
@@ -178,7 +201,7 @@ def microbatch(case: Case) -> Callable[[Batch], Sums]:
         total = {name: torch.zeros_like(p) for name, p in case.parameters.items()}
         for i in range(batch.units):
             case.model.zero_grad(set_to_none=True)
-            case.forward(case.model, batch.take(i, i + 1)).sum().backward()
+            case.forward(case.model, batch.take(i, i + 1)).mean().backward()
             nn.utils.clip_grad_norm_(case.model.parameters(), case.clip)
             for name, parameter in case.parameters.items():
                 if parameter.grad is not None:
@@ -241,7 +264,7 @@ def _high_water() -> float:
 
 
 def _peak_in_process(case: Case, contender: str, threads: int) -> float:
-    command = [sys.executable, __file__, "--peak", contender, "--case", f"{case.name}:{case.batch.units}",
+    command = [sys.executable, __file__, "--peak", contender, "--case", f"{case.name}:{case.batch.units}x{case.draws}",
                "--threads", str(threads)]  # fmt: skip
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
@@ -256,7 +279,10 @@ def agreement(case: Case, contenders: list[str]) -> dict[str, float]:
     apart = {}
     for contender in contenders:
         if contender != "plain":
-            sums = CONTENDERS[contender](exact)(exact.batch)
+            try:
+                sums = CONTENDERS[contender](exact)(exact.batch)
+            except RuntimeError:
+                continue  # ``compare`` reports it
             apart[contender] = _norm(tuple(sums[name] - reference[name] for name in reference)) / size
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
     if apart.get("ours", 0.0) > 1e-5:
@@ -303,12 +329,13 @@ def compare(
     rows: list[dict[str, object]] = []
     base = statistics.median(times["plain"])
     for contender in contenders:
-        row: dict[str, object] = {"case": case.name, "units": batch.units, "contender": contender}
+        row: dict[str, object] = {"case": case.name, "units": batch.units, "draws": case.draws, "contender": contender}
         if contender in failures:
             rows.append({**row, "failed": failures[contender]})
             continue
         seconds = statistics.median(times[contender])
-        row |= {"milliseconds": 1e3 * seconds, "ratio": seconds / base, "units_per_second": batch.units / seconds}
+        row |= {"milliseconds": 1e3 * seconds, "ratio": seconds / base,
+                "rows_per_second": batch.units * case.draws / seconds}  # fmt: skip
         if contender == "ours":
             row["bound"] = bound(case)
         if contender in apart:
@@ -318,6 +345,10 @@ def compare(
                 peak(case, contender) if device.type == "cuda" else _peak_in_process(case, contender, threads)
             )
         rows.append(row)
+    plain_peak = next((row["peak_mb"] for row in rows if row["contender"] == "plain" and "peak_mb" in row), None)
+    for row in rows:
+        if isinstance(plain_peak, float) and isinstance(row.get("peak_mb"), float) and plain_peak > 0:
+            row["peak_ratio"] = row["peak_mb"] / plain_peak  # type: ignore[operator]
     return rows
 
 
@@ -371,7 +402,7 @@ def classes(units: int, device: torch.device, rounds: int) -> list[dict[str, obj
     base = statistics.median(times["plain, ten in turn"])
     return [
         {"case": "ten flows", "units": units, "contender": name, "milliseconds": 1e3 * statistics.median(values),
-         "ratio": statistics.median(values) / base, "units_per_second": units / statistics.median(values)}
+         "ratio": statistics.median(values) / base, "rows_per_second": units / statistics.median(values)}
         for name, values in times.items()
     ]  # fmt: skip
 
@@ -382,23 +413,31 @@ def _shown(row: dict[str, object], key: str, form: str) -> str:
 
 def table(rows: list[dict[str, object]]) -> str:
     lines = [
-        "| case | B | way | ms | × plain | examples/s | peak MB | apart | ÷ clip |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| case | B | draws | way | ms | × plain | rows/s | peak MB | × plain | apart | ÷ clip |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         name = f"{row['contender']}" + (f" ({row['failed']})" if "failed" in row else "")
         numbers = [
             _shown(row, key, form)
-            for key, form in (("milliseconds", ".1f"), ("ratio", ".2f"), ("units_per_second", ".0f"),
-                              ("peak_mb", ".0f"), ("apart", ".1e"), ("bound", ".6f"))
+            for key, form in (("milliseconds", ".1f"), ("ratio", ".2f"), ("rows_per_second", ".0f"),
+                              ("peak_mb", ".0f"), ("peak_ratio", ".2f"), ("apart", ".1e"), ("bound", ".6f"))
         ]  # fmt: skip
-        lines.append(f"| {row['case']} | {row['units']} | {name} | {' | '.join(numbers)} |")
+        lines.append(f"| {row['case']} | {row['units']} | {row.get('draws', 1)} | {name} | {' | '.join(numbers)} |")
     return "\n".join(lines)
+
+
+def _parsed(text: str) -> tuple[str, int, int]:
+    name, _, size = text.partition(":")
+    units, _, draws = size.partition("x")
+    return name, int(units), int(draws or 1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", help="flow, discriminator or unet, and a batch size: flow:256")
+    parser.add_argument("--case", action="append", help="a network, a batch size and draws: flow:256, unet:64x16")
+    parser.add_argument("--h200", action="store_true", help="every measurement on a GPU, into --out")
+    parser.add_argument("--rehearse", action="store_true", help="the same at tiny size on the CPU")
     parser.add_argument("--classes", type=int, help="also ten flow models, one for each class, at this batch size")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
@@ -413,22 +452,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--peak", choices=list(CONTENDERS), help="print one contender's peak memory in MB")
     given = parser.parse_args()
+    if given.h200 or given.rehearse:
+        gpu.run(given.out, rehearse=given.rehearse)
+        return
     # Opacus' hooks meet a first layer whose input needs no gradient, and torch says so at every step.
     warnings.filterwarnings("ignore", message="Full backward hook")
     torch.set_num_threads(given.threads)
     CLOCK[0] = time.process_time if given.cpu_time else time.perf_counter
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.tf32
     device = torch.device(given.device)
-    cases = [(name, int(units)) for name, units in (case.split(":") for case in given.case or ["flow:256"])]
+    cases = [_parsed(text) for text in given.case or ["flow:256"]]
     if given.peak:
-        print(peak(make(*cases[0], device, autocast=given.bf16), given.peak))
+        name, units, draws = cases[0]
+        print(peak(make(name, units, device, draws=draws, autocast=given.bf16), given.peak))
         return
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {given.threads} threads"
     arithmetic = "bf16 autocast" if given.bf16 else "TF32" if given.tf32 and device.type == "cuda" else "float32"
     print(f"{machine}, {arithmetic}, torch {torch.__version__}, Python {platform.python_version()}\n", flush=True)
     rows: list[dict[str, object]] = []
-    for name, units in cases:
-        case = make(name, units, device, autocast=given.bf16)
+    for name, units, draws in cases:
+        case = make(name, units, device, draws=draws, autocast=given.bf16)
         if given.profile:
             profile(case)
             continue

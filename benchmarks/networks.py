@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -30,19 +31,20 @@ class Coupling(nn.Module):
 class LatentFlow(nn.Module):
     """DP-LFlow for 28×28 grey images: an autoencoder and nine couplings on its code. Returns the loss of each row."""
 
-    shape = (1, 28, 28)
-
-    def __init__(self) -> None:
+    def __init__(self, *, side: int = 28, width: int = 32, hidden: int = 200, couplings: int = 9) -> None:
         super().__init__()
+        self.shape = (1, side, side)
+        low = side // 4
         self.encoder = nn.Sequential(
-            nn.Conv2d(1, 32, 3, 2, 1, bias=False), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1, bias=False), nn.ReLU(),
-            nn.Flatten(), nn.Linear(64 * 49, 20),
+            nn.Conv2d(1, width, 3, 2, 1, bias=False), nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, 2, 1, bias=False), nn.ReLU(),
+            nn.Flatten(), nn.Linear(2 * width * low * low, 20),
         )  # fmt: skip
         self.decoder = nn.Sequential(
-            nn.Linear(20, 64 * 49), nn.ReLU(), nn.Unflatten(1, (64, 7, 7)),
-            nn.ConvTranspose2d(64, 32, 3, 2, 1, 1), nn.ReLU(), nn.ConvTranspose2d(32, 1, 3, 2, 1, 1),
+            nn.Linear(20, 2 * width * low * low), nn.ReLU(), nn.Unflatten(1, (2 * width, low, low)),
+            nn.ConvTranspose2d(2 * width, width, 3, 2, 1, 1), nn.ReLU(), nn.ConvTranspose2d(width, 1, 3, 2, 1, 1),
         )  # fmt: skip
-        self.flow = nn.ModuleList(Coupling(20, 200) for _ in range(9))
+        self.flow = nn.ModuleList(Coupling(20, hidden) for _ in range(couplings))
 
     def forward(self, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
         code = self.encoder(images)
@@ -57,14 +59,13 @@ class LatentFlow(nn.Module):
 class Discriminator(nn.Module):
     """A 64×64 colour discriminator of 2.8 M parameters, hinge loss."""
 
-    shape = (3, 64, 64)
-
-    def __init__(self) -> None:
+    def __init__(self, *, widths: tuple[int, ...] = (64, 128, 256, 512)) -> None:
         super().__init__()
+        self.shape = (3, 4 << len(widths), 4 << len(widths))
         layers: list[nn.Module] = []
-        for before, after in ((3, 64), (64, 128), (128, 256), (256, 512)):
+        for before, after in itertools.pairwise((3, *widths)):
             layers += [nn.Conv2d(before, after, 4, 2, 1), nn.LeakyReLU(0.2)]
-        self.layers = nn.Sequential(*layers, nn.Conv2d(512, 1, 4))
+        self.layers = nn.Sequential(*layers, nn.Conv2d(widths[-1], 1, 4))
 
     def forward(self, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
         return functional.relu(1.0 - self.layers(images).flatten())
@@ -108,4 +109,8 @@ class UNet(nn.Module):
         return (self.last(high) - noise).square().flatten(1).mean(1)
 
 
+SMALL_MODELS: dict[str, Callable[[], nn.Module]] = {
+    "flow": lambda: LatentFlow(side=12, width=8, hidden=16, couplings=2),
+    "discriminator": lambda: Discriminator(widths=(8, 16)),
+}
 MODELS: dict[str, Callable[[], nn.Module]] = {"flow": LatentFlow, "discriminator": Discriminator, "unet": UNet}

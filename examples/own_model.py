@@ -176,7 +176,7 @@ class Whitened(Denoiser):
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, None]:
         model = self.build(curator.shape, len(curator.classes)).to(curator.device)
         optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-        terms = Grouped(self.loss, self.group_loss, groups=4, clips=(1.0, 0.02), batch=self.batch)
+        terms = Grouped(self.loss, self.group_loss, groups=4, clip_norms=(1.0, 0.02), batch=self.batch)
         for step in curator.steps("train", keep={"model": model, "optimizer": optimizer}):
             step.noisy_terms("gradient", model, terms).apply(optimizer)
         return model, None

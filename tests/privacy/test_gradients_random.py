@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -142,13 +143,19 @@ def test_tracing_torch_func_and_the_loop_agree(
     assert apart(by_vmap.values(), expected) < 1e-10
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(recipes, st.integers(4, 7), st.integers(1, 2), st.integers(0, 99))
-def test_float32_agrees_to_five_digits(
-    recipe: list[tuple[str, int, int, int]], units: int, rows: int, seed: int
+@pytest.mark.filterwarnings("ignore::sfumato.privacy.gradients.row_order.RowOrderWarning")
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(recipes, st.integers(1, 2), st.integers(0, 99))
+def test_in_float32_each_record_agrees_to_a_hundred_thousandth_of_its_norm(
+    recipe: list[tuple[str, int, int, int]], rows: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
     model = Network(recipe)
-    batch = make_batch(units, rows, shape=(4, 6, 6), seed=seed, dtype=torch.float32)
-    expected = loop.clipped_sum(model, smooth, batch, 0.5)
-    assert apart(clipped_sum(model, smooth, batch, 0.5), expected) < 1e-5
+    batch = make_batch(2, rows, shape=(4, 6, 6), seed=seed, dtype=torch.float32)
+    for unit in range(batch.units):
+        one = batch.take(unit, unit + 1)
+        gradient = loop.unit_gradient(model, smooth, one)
+        norm = sum(float(value.square().sum()) for value in gradient.values()) ** 0.5
+        found = clipped_sum(model, smooth, one, 2.0 * norm, microbatch_size=2)  # nothing is clipped
+        distance = sum(float((found[name] - gradient[name]).square().sum()) for name in gradient) ** 0.5
+        assert distance <= 1e-5 * norm

@@ -57,7 +57,7 @@ def by_hand(model: nn.Module, value: Tensor, clip: float) -> Tensor:
 
 def test_the_grouped_sum_is_the_formula() -> None:
     model, images = Net(), torch.randn(20, 1, 2, 2)
-    terms = Grouped(own, spread, groups=4, clips=(0.5, 0.3), batch=16.0)
+    terms = Grouped(own, spread, groups=4, clip_norms=(0.5, 0.3), batch=16.0)
     batch = batch_of(images)
     labels = terms.labels(batch)
     expected = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
@@ -75,7 +75,7 @@ def test_a_groups_draws_are_its_rows_own() -> None:
         return value
 
     model, batch = Net().double(), batch_of(torch.randn(24, 1, 2, 2, dtype=torch.float64))
-    terms = Grouped(None, noisy, groups=4, clips=(0.0, 1e9), batch=1.0)
+    terms = Grouped(None, noisy, groups=4, clip_norms=(0.0, 1e9), batch=1.0)
     labels = terms.labels(batch)
     members = [(labels == group).nonzero()[:, 0] for group in range(4)]
     expected = sum(flat(group_gradient(model, noisy, batch.select(rows))) for rows in members) / 4
@@ -83,7 +83,7 @@ def test_a_groups_draws_are_its_rows_own() -> None:
 
 
 def test_group_labels_are_uniform_and_a_units_own() -> None:
-    terms = Grouped(None, spread, groups=4, clips=(0.0, 1.0), batch=1.0)
+    terms = Grouped(None, spread, groups=4, clip_norms=(0.0, 1.0), batch=1.0)
     batch = batch_of(torch.zeros(4000, 1, 2, 2))
     labels = terms.labels(batch)
     assert all(abs(int((labels == group).sum()) - 1000) < 150 for group in range(4))
@@ -94,9 +94,11 @@ def test_group_labels_are_uniform_and_a_units_own() -> None:
 
 def test_empty_groups_and_empty_batches_give_zero() -> None:
     model = Net()
-    terms = Grouped(own, spread, groups=50, clips=(1.0, 1.0), batch=1.0)
+    terms = Grouped(own, spread, groups=50, clip_norms=(1.0, 1.0), batch=1.0)
     assert float(flat(terms.total(model, batch_of(torch.zeros(0, 1, 2, 2)))).norm()) == 0.0
-    one = Grouped(None, spread, groups=50, clips=(0.0, 1e-3), batch=1.0).total(model, batch_of(torch.randn(1, 1, 2, 2)))
+    one = Grouped(None, spread, groups=50, clip_norms=(0.0, 1e-3), batch=1.0).total(
+        model, batch_of(torch.randn(1, 1, 2, 2))
+    )
     assert float(flat(one).norm()) == pytest.approx(1e-3 / 50)
 
 
@@ -135,7 +137,7 @@ def contrary() -> Batch:
 def test_one_unit_can_reach_the_grouped_bound_and_not_pass_it() -> None:
     model, batch = nn.Linear(4, 1, bias=False), contrary()
     for groups in (1, 2):
-        terms = Grouped(nothing, turning, groups=groups, clips=(0.4, 0.3), batch=8.0)
+        terms = Grouped(nothing, turning, groups=groups, clip_norms=(0.4, 0.3), batch=8.0)
         moved = [
             float((flat(terms.total(model, batch)) - flat(terms.total(model, without(batch, unit)))).norm())
             for unit in range(6)
@@ -150,7 +152,7 @@ def test_one_unit_can_reach_the_coupled_bound_and_not_pass_it() -> None:
     def shared(model: nn.Module, *row: Tensor) -> Tensor:
         return 1e4 * turning(model, *row)
 
-    terms = Coupled(nothing, shared, clip=0.5, batch=6)
+    terms = Coupled(nothing, shared, clip_norm=0.5, batch=6)
     whole = flat(terms.total(model, batch))
     moved = [float((whole - flat(terms.total(model, without(batch, unit)))).norm()) for unit in range(6)]
     assert terms.bound == pytest.approx(11 * 0.5 / 6)
@@ -160,7 +162,7 @@ def test_one_unit_can_reach_the_coupled_bound_and_not_pass_it() -> None:
 
 def test_a_batch_above_the_cap_counts_as_empty() -> None:
     model, batch = nn.Linear(4, 1, bias=False), contrary()
-    terms = Coupled(nothing, turning, clip=0.5, batch=5)
+    terms = Coupled(nothing, turning, clip_norm=0.5, batch=5)
     assert float(flat(terms.total(model, batch)).norm()) == 0.0
     after = float(flat(terms.total(model, without(batch, 3))).norm())
     assert 0 < after <= terms.bound
@@ -173,7 +175,7 @@ def test_the_coupled_sum_is_the_formula() -> None:
     for image in images:
         both = own(model, image[None], batch.labels, None)[0] + spread(model, images, batch.labels, None)
         expected += by_hand(model, both, 0.7) / 10
-    assert torch.allclose(flat(Coupled(own, spread, clip=0.7, batch=10).total(model, batch)), expected, atol=1e-5)
+    assert torch.allclose(flat(Coupled(own, spread, clip_norm=0.7, batch=10).total(model, batch)), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e4])
@@ -215,7 +217,10 @@ def per_row(model: nn.Module, images: Tensor, labels: Tensor, random: object) ->
 )
 def test_group_losses_that_see_more_than_their_group_are_refused(loss, reason) -> None:  # type: ignore[no-untyped-def]
     batch = batch_of(torch.rand(6, 1, 2, 2))
-    for terms in (Grouped(own, loss, groups=2, clips=(1.0, 1.0), batch=4.0), Coupled(own, loss, clip=1.0, batch=6)):
+    for terms in (
+        Grouped(own, loss, groups=2, clip_norms=(1.0, 1.0), batch=4.0),
+        Coupled(own, loss, clip_norm=1.0, batch=6),
+    ):
         with pytest.raises(UnsupportedModel, match=reason):
             terms.check(Net(), batch)
 
@@ -225,15 +230,17 @@ def test_a_sample_loss_that_mixes_is_refused() -> None:
         return model(images - images.mean(0)).square().sum(1)
 
     with pytest.raises(UnsupportedModel, match="mixes"):
-        Grouped(mixing, spread, groups=2, clips=(1.0, 1.0), batch=4.0).check(Net(), batch_of(torch.rand(6, 1, 2, 2)))
-    Grouped(own, spread, groups=2, clips=(1.0, 1.0), batch=4.0).check(Net(), batch_of(torch.rand(6, 1, 2, 2)))
-    Coupled(own, spread, clip=1.0, batch=6).check(Net(), batch_of(torch.rand(6, 1, 2, 2)))
+        Grouped(mixing, spread, groups=2, clip_norms=(1.0, 1.0), batch=4.0).check(
+            Net(), batch_of(torch.rand(6, 1, 2, 2))
+        )
+    Grouped(own, spread, groups=2, clip_norms=(1.0, 1.0), batch=4.0).check(Net(), batch_of(torch.rand(6, 1, 2, 2)))
+    Coupled(own, spread, clip_norm=1.0, batch=6).check(Net(), batch_of(torch.rand(6, 1, 2, 2)))
 
 
 def test_numbers_that_bound_nothing_are_refused() -> None:
     wrong = [(0, (1.0, 1.0), 4.0), (2, (0.0, 1.0), 4.0), (2, (1.0, -1.0), 4.0), (2, (1.0, 1.0), 0.0)]
     for groups, clips, size in wrong:
         with pytest.raises(ValueError, match=r"must be"):
-            Grouped(own, spread, groups=groups, clips=clips, batch=size)
+            Grouped(own, spread, groups=groups, clip_norms=clips, batch=size)
     with pytest.raises(ValueError, match="whole number"):
-        Coupled(own, spread, clip=1.0, batch=2.5)  # type: ignore[arg-type]
+        Coupled(own, spread, clip_norm=1.0, batch=2.5)  # type: ignore[arg-type]

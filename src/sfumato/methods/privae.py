@@ -197,7 +197,7 @@ class LossTerms:
         """The noisy gradient of one step, by variant; ``size`` is the public batch size B."""
         method = self.method
         if method.variant == "batch-aggregation":
-            whole = Grouped(None, self.whole, groups=1, clips=(0.0, method.clip_norm), batch=size)
+            whole = Grouped(None, self.whole, groups=1, clip_norms=(0.0, method.clip_norm), batch=size)
             return step.noisy_terms("gradient", model, whole, draws=method.draws)
         if method.variant == "micro-aggregation":
             # A public cap that a batch of this expected size exceeds about once in a thousand steps.
@@ -210,10 +210,12 @@ class LossTerms:
             own = (
                 step.noisy_gradient("gradient", model, self.own, clip_norm=method.clip_norm, draws=method.draws) / size
             )
-            shared = Grouped(None, self.shared, groups=method.groups, clips=(0.0, method.group_clip_norm), batch=size)
+            shared = Grouped(
+                None, self.shared, groups=method.groups, clip_norms=(0.0, method.group_clip_norm), batch=size
+            )
             return own + step.noisy_terms("groups", model, shared, draws=method.draws)
-        clips = (method.clip_norm, method.group_clip_norm)
-        terms = Grouped(self.own, self.shared, groups=method.groups, clips=clips, batch=size)
+        norms = (method.clip_norm, method.group_clip_norm)
+        terms = Grouped(self.own, self.shared, groups=method.groups, clip_norms=norms, batch=size)
         return step.noisy_terms("gradient", model, terms, draws=method.draws)
 
     def own(self, model: VariationalAutoencoder, images: Tensor, labels: Tensor, random: Draws) -> Tensor:

@@ -169,7 +169,7 @@ class GlobalGeneratorInHelper(ControlMethod):
 class _OptimisticTerms(Grouped):
     @property
     def bound(self) -> float:
-        return self.clips[0] / self.batch  # the groups are averages, which hardly move
+        return self.clip_norms[0] / self.batch  # the groups are averages, which hardly move
 
 
 class MadeUpBound(GroupControlMethod):

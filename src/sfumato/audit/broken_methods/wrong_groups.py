@@ -19,7 +19,7 @@ class _OneGroupClip(Grouped):
 
     @property
     def bound(self) -> float:
-        return self.clips[0] / self.batch + self.clips[1] / self.groups
+        return self.clip_norms[0] / self.batch + self.clip_norms[1] / self.groups
 
 
 class _CutInOrder(Grouped):

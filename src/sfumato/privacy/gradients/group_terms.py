@@ -55,19 +55,19 @@ class Grouped(Terms):
     sample_loss: Loss | None
     group_loss: GroupLoss
     groups: int
-    clips: tuple[float, float]
+    clip_norms: tuple[float, float]
     batch: float
 
     def __post_init__(self) -> None:
         if self.groups < 1 or self.groups != int(self.groups):
             raise ValueError(f"the number of groups must be a whole number from 1 on, not {self.groups}")
-        used = self.clips if self.sample_loss is not None else self.clips[1:]
+        used = self.clip_norms if self.sample_loss is not None else self.clip_norms[1:]
         _check_numbers(*used, self.batch)
 
     @property
     def bound(self) -> float:
-        own = 0.0 if self.sample_loss is None else self.clips[0] / self.batch
-        return own + 2.0 * self.clips[1] / self.groups
+        own = 0.0 if self.sample_loss is None else self.clip_norms[0] / self.batch
+        return own + 2.0 * self.clip_norms[1] / self.groups
 
     def labels(self, batch: Batch) -> Tensor:
         """The group of each unit: a person's images stay together."""
@@ -76,21 +76,21 @@ class Grouped(Terms):
     def total(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         total = _zeros(model)
         if self.sample_loss is not None:
-            sums = clipped_sum(model, self.sample_loss, batch, self.clips[0])
+            sums = clipped_sum(model, self.sample_loss, batch, self.clip_norms[0])
             total = {name: value / self.batch for name, value in sums.items()}
         groups = self.labels(batch)
         order, sizes = groups.argsort(stable=True), torch.bincount(groups, minlength=self.groups).tolist()
         batch = replace(batch, random=_Cut.of(batch.random))
         for members in order.split(sizes):
             vector, norm = _used(model, self.group_loss, batch.select(members))
-            factor = (self.clips[1] * (1.0 - _MARGIN) / norm.clamp(min=1e-300)).clamp(max=1.0) / self.groups
+            factor = (self.clip_norms[1] * (1.0 - _MARGIN) / norm.clamp(min=1e-300)).clamp(max=1.0) / self.groups
             for name, value in vector.items():
                 total[name] += value * factor
         return total
 
     def check(self, model: nn.Module, batch: Batch) -> None:
         if self.sample_loss is not None:
-            check(model, self.sample_loss, batch, self.clips[0])
+            check(model, self.sample_loss, batch, self.clip_norms[0])
         _check_group(model, self.group_loss, batch)
 
 
@@ -105,34 +105,34 @@ class Coupled(Terms):
 
     sample_loss: Loss
     batch_loss: GroupLoss
-    clip: float
+    clip_norm: float
     batch: int
 
     def __post_init__(self) -> None:
         if self.batch != int(self.batch):
             raise ValueError(f"the most units in a batch must be a whole number, not {self.batch}")
-        _check_numbers(self.clip, self.batch)
+        _check_numbers(self.clip_norm, self.batch)
 
     @property
     def bound(self) -> float:
-        return (2 * self.batch - 1) * self.clip / self.batch
+        return (2 * self.batch - 1) * self.clip_norm / self.batch
 
     def total(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         if batch.units > self.batch:
             return _zeros(model)
         shared = group_gradient(model, self.batch_loss, batch)
-        total = shifted_sum(model, self.sample_loss, batch, self.clip, shared)
+        total = shifted_sum(model, self.sample_loss, batch, self.clip_norm, shared)
         return {name: value / self.batch for name, value in total.items()}
 
     def check(self, model: nn.Module, batch: Batch) -> None:
-        check(model, self.sample_loss, batch, self.clip)
+        check(model, self.sample_loss, batch, self.clip_norm)
         _check_group(model, self.batch_loss, batch)
 
 
 def _check_numbers(*numbers: float) -> None:
     for number in numbers:
         if not (math.isfinite(number) and number > 0):
-            raise ValueError(f"clips and the public batch size must be positive numbers, not {number}")
+            raise ValueError(f"clip norms and the public batch size must be positive numbers, not {number}")
 
 
 def _zeros(model: nn.Module) -> dict[str, Tensor]:

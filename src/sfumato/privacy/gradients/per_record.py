@@ -10,6 +10,7 @@ A choice by timing, or by the number of units, would let one record change the r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -21,11 +22,17 @@ from sfumato.privacy.gradients.ghost import GhostClipping, outer_products
 _MEMORY_COST = 48.0
 """Multiplications that take as long as writing, measuring and adding one number of a gradient on a CPU."""
 
+_MOST_ROUNDING = 1e-5
+"""The share of a clip norm that ghost clipping may leave free for rounding."""
+
 
 def prefers_ghost(*, positions: int, inner: int, outer: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether ghost clipping is the faster way to these gradients."""
     if dtype == torch.float64:
         return False  # float64 models are checked against the loop, more closely than 22-bit factors allow
+    # What the rounding of both factors takes off the clip norm (``GhostClipping``).
+    if (math.sqrt(inner) + positions * math.sqrt(outer)) / 2.0**23 > _MOST_ROUNDING:
+        return False
     if device.type == "cuda":
         return positions == 1
     weight = float(inner * outer)
