@@ -17,6 +17,7 @@ from sfumato.methods.dp_merf import DPMERF
 from sfumato.methods.dp_realnvp import DPRealNVP
 from sfumato.privacy import Budget, BudgetExceeded, Curator, Ledger, LedgerBusy, NoGuarantee, Plan, RunRefused, Step
 from sfumato.privacy.gradients.group_terms import Grouped
+from sfumato.privacy.interfaces import PublicInput
 from sfumato.privacy.mechanism import Query, add_noise
 from sfumato.privacy.step import PrivateRowsError
 from sfumato.release.release import Release
@@ -269,7 +270,7 @@ def test_a_method_that_needs_the_raw_records_has_no_plan_under_a_budget() -> Non
 def test_public_collections_are_named_on_the_ledger_and_on_the_card(tmp_path: Path) -> None:
     class WithPublic(DPMERF):
         def fit_networks(self, curator: Curator) -> Any:
-            curator.treat_as_public("digits", np.arange(12, dtype=np.uint8))
+            curator.treat_as_public(PublicInput("digits", "0" * 64))
             return super().fit_networks(curator)
 
     card = fit(WithPublic.small(), tmp_path / "ledger").card

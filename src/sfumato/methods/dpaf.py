@@ -202,7 +202,9 @@ class DPAF(Method):
         if self.public:
             start = generator if self.transfer == "both" else None
             batch = self.fakes_per_class * classes
-            pretrain_on_public_images(self.public, front, start, batch=batch, iterations=self.public_iterations)
+            pretrain_on_public_images(
+                curator, self.public, front, start, batch=batch, iterations=self.public_iterations
+            )
         if self.conv1 == "pretrained":
             self._train_classifier(curator, front)
         front.requires_grad_(self.gradient_share > 0)

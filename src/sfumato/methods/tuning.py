@@ -24,6 +24,7 @@ from sfumato.methods.registry import find
 from sfumato.privacy import AnyBudget, Block, Budget, Counts, Curator, Ledger, Plan, PrivateRecords, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.events import PrivateSelection
+from sfumato.privacy.interfaces import PublicInput
 from sfumato.privacy.ledger import RunRefused
 from sfumato.privacy.selection import Scaling, calibrated_selection, draw_trials
 from sfumato.release.card import make_card
@@ -177,7 +178,7 @@ class Tuning:
             opened.charge(run, self.event)
             best, reasons = self._best(private, options, progress)
             for name, digest in best.public_inputs:
-                opened.note_public(run, name, digest)
+                opened.note_public(run, PublicInput(name, digest))
             opened.end_run(run)
             method, trial = best.method, best.release
             parameters = method.parameters()

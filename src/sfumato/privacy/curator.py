@@ -6,7 +6,6 @@ was not planned is refused.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ from sfumato.privacy.batches import Batches
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.distributed import World
 from sfumato.privacy.events import RawAccess, SubsampledGaussian
-from sfumato.privacy.interfaces import Checkpoint, Progress, Tape
+from sfumato.privacy.interfaces import Checkpoint, Progress, PublicInput, Tape
 from sfumato.privacy.ledger import Ledger, RunRefused
 from sfumato.privacy.mechanism import ClippedSum, Query, add_noise
 from sfumato.privacy.plan import Plan
@@ -213,10 +212,9 @@ class Curator:
             if self._progress and (done == total or done % max(1, total // 50) == 0):
                 self._progress.report(name, done, total, None)
 
-    def treat_as_public(self, name: str, content: np.ndarray) -> None:
-        """Write name and content hash of a public collection on the ledger, before anything is learnt from it."""
-        digest = hashlib.sha256(np.ascontiguousarray(content).tobytes()).hexdigest()
-        self._ledger.note_public(self._run, name, digest)
+    def treat_as_public(self, public: PublicInput) -> None:
+        """Write a public collection on the ledger, and what it has cost, before anything is learnt from it."""
+        self._ledger.note_public(self._run, public)
 
     def close(self) -> None:
         """Drop the references to the data, and check that every answer in use is on the ledger."""

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from sfumato.privacy.budget import Unit
+from sfumato.privacy.events import Charged
 from sfumato.privacy.mechanism import Query
 from sfumato.privacy.state import PrivateState
 
@@ -16,6 +18,25 @@ class Progress(Protocol):
     """Receives public numbers only: the name of a part, how many of how many steps are done, and the ε so far."""
 
     def report(self, name: str, done: int, total: int, epsilon: float | None) -> None: ...
+
+
+@dataclass(frozen=True)
+class PublicInput:
+    """A collection that a run treats as public.
+
+    Attributes:
+        name: Its name.
+        sha256: The hash of its content.
+        release: The run whose release it was drawn from, if it is synthetic.
+        events: What that release has spent.
+        unit: The unit of that release's guarantee.
+    """
+
+    name: str
+    sha256: str
+    release: str | None = None
+    events: tuple[Charged, ...] = ()
+    unit: Unit | None = None
 
 
 @dataclass(frozen=True)

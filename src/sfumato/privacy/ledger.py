@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import AnyBudget, Budget, BudgetExceeded, budget_from_json
 from sfumato.privacy.events import Charged, Event, RawAccess, SubsampledGaussian, event_from_json, merged
 from sfumato.privacy.filter import filter_order, filtered_epsilon
 from sfumato.privacy.journal import ORIGIN, Journal, LedgerDamaged, chained
+
+if TYPE_CHECKING:
+    from sfumato.privacy.interfaces import PublicInput
 
 
 class RunRefused(RuntimeError):
@@ -139,8 +143,17 @@ class Ledger:
         return run in self._ended
 
     def public_inputs(self, run: str) -> list[dict[str, str]]:
-        """Name and content hash of every collection that the run treated as public."""
-        return [{k: e[k] for k in ("name", "sha256")} for e in self._of(run) if e["kind"] == "public"]
+        """Name, content hash and, of a synthetic one, the release of every collection the run treated as public."""
+        keys = ("name", "sha256", "release")
+        return [{k: e[k] for k in keys if e.get(k)} for e in self._of(run) if e["kind"] == "public"]
+
+    def release_events(self, run: str) -> tuple[Event, ...]:
+        """What a run's release depends on: its own charges, and those of releases here that it treated as public."""
+        lineage = [run]
+        for one in lineage:
+            found = (public.get("release") for public in self.public_inputs(one))
+            lineage += [other for other in found if other is not None and other not in lineage]
+        return merged(event for one in lineage for event in self.events(one))
 
     def events(self, run: str | None = None) -> tuple[Event, ...]:
         """Everything charged, or one run's part, equal mechanisms added up."""
@@ -222,9 +235,27 @@ class Ledger:
         if name not in self.own_code(run):
             self._journal.append({"kind": "own code", "run": run, "name": name})
 
-    def note_public(self, run: str, name: str, sha256: str) -> None:
-        """The run treats this collection as public."""
-        self._journal.append({"kind": "public", "run": run, "name": name, "sha256": sha256})
+    def note_public(self, run: str, public: PublicInput) -> None:
+        """The run treats this collection as public; of a synthetic one, the spending is charged unless it is here."""
+        before = {one["name"]: one["sha256"] for one in self.public_inputs(run)}
+        if before.get(public.name) == public.sha256:
+            return
+        if public.name in before:
+            raise RunRefused(f"the public collection {public.name!r} has changed since the run was started")
+        if public.unit not in (None, self.limit.unit):
+            raise ValueError(
+                f"the guarantee of {public.name!r} is per {public.unit} and this ledger counts per {self.limit.unit}; "
+                "the two cannot be added up"
+            )
+        if public.release is not None and not self.knows(public.release):
+            # Under names of their own, so that they are not taken for answers to the run's queries.
+            events = [replace(event, name=f"{public.name}: {event.name}") for event in public.events]
+            self.reserve(run, events)
+            for event in events:
+                self.charge(run, event)
+        # The note comes last: after a crash in between, the spending is charged again rather than not at all.
+        entry = {"kind": "public", "run": run, "name": public.name, "sha256": public.sha256}
+        self._journal.append({**entry, **({"release": public.release} if public.release else {})})
 
     def end_run(self, run: str) -> None:
         """The run has made its release; it can neither be charged nor resumed again."""

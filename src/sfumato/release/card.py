@@ -172,7 +172,7 @@ def make_card(
     notes: Mapping[str, str] | None = None,
 ) -> Card:
     """The card of a run: certified unless the session gives ``reasons`` against it."""
-    events = ledger.events(run)
+    events = ledger.release_events(run)
     seeded = ledger.seeded(run)
     budget = plan.budget
     certified = not reasons and isinstance(budget, Budget)
@@ -267,8 +267,9 @@ def _public(
 
 def _public_inputs(ledger: Ledger, run: str) -> tuple[str, ...]:
     """The public collections; that they share no record with the private one is the custodian's statement."""
+    stated = "which by the custodian's statement shares no record with the private one"
     return tuple(
-        f"the collection {one['name']!r} (sha256 {one['sha256']}), which by the custodian's statement shares no record "
-        "with the private one"
+        f"the collection {one['name']!r} (sha256 {one['sha256']}), "
+        + (f"drawn from the release of run {one['release']}, whose spending is counted" if "release" in one else stated)
         for one in ledger.public_inputs(run)
     )

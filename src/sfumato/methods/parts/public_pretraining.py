@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sfumato.data import PublicImages
 from sfumato.methods.parts.feature_aggregate import mean_distance
 from sfumato.networks.dcgan import Front, Generator
+from sfumato.privacy import Curator
+from sfumato.release.public_input import read_public
 
 
 def pretrain_on_public_images(
+    curator: Curator,
     path: str,
     front: Front,
     generator: Generator | None,
@@ -28,6 +30,7 @@ def pretrain_on_public_images(
     generator start alike.
 
     Args:
+        curator: Writes the collection on the ledger before anything is learnt from it.
         path: A folder or file of public images.
         front: The feature extractor; it is changed in place.
         generator: The generator, or None to leave it as it is.
@@ -35,7 +38,7 @@ def pretrain_on_public_images(
         iterations: Steps of each of the two trainings.
         learning_rate: The learning rate of Adam.
     """
-    batches = _Batches(path, front, batch)
+    batches = _Batches(curator, path, front, batch)
     linear = nn.Linear(math.prod(front.sizes[-1]), batches.classes).to(batches.device)
     optimizer = torch.optim.Adam([*front.parameters(), *linear.parameters()], lr=learning_rate)
     for _ in range(iterations):
@@ -52,9 +55,10 @@ def pretrain_on_public_images(
 class _Batches:
     """Random batches of public images."""
 
-    def __init__(self, path: str, front: Front, size: int) -> None:
+    def __init__(self, curator: Curator, path: str, front: Front, size: int) -> None:
         channels, height, width = front.shape
-        public = PublicImages.read(path, size=(height, width), colour="grey" if channels == 1 else "rgb")
+        public, entry = read_public(path, size=(height, width), colour="grey" if channels == 1 else "rgb")
+        curator.treat_as_public(entry)
         first = next(front.parameters())
         self.device, self.dtype, self.size, self.classes = first.device, first.dtype, size, len(public.classes)
         self.images, self.labels = torch.as_tensor(public.pixels), torch.as_tensor(public.labels)

@@ -1,0 +1,122 @@
+"""Collections that a method treats as public: named on the card, refused without a guarantee, counted with one."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sfumato.methods.dp_merf import DPMERF
+from sfumato.methods.dpaf import DPAF
+from sfumato.privacy import AnyBudget, Budget, BudgetExceeded, Ledger, NoGuarantee, RunRefused
+from sfumato.privacy.accounting import epsilon
+from sfumato.release.export import export
+from sfumato.release.public_input import read_public
+from sfumato.release.release import Release
+from worst_case import worst_case_images
+
+SMALL = Budget(1.0, 1e-5)
+
+
+def generator(ledger: Path | None, budget: AnyBudget = SMALL, seed: int | None = None) -> Release:
+    return DPMERF.small().fit(worst_case_images(), budget, ledger, device="cpu", seed=seed)
+
+
+def dpaf(public: Path, ledger: Path | Ledger | None, budget: Budget = SMALL) -> Release:
+    return replace(DPAF.small(), public=str(public)).fit(worst_case_images(), budget, ledger, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Release:
+    return generator(tmp_path_factory.mktemp("release") / "ledger")
+
+
+@pytest.fixture(scope="module")
+def unguarded() -> Release:
+    return generator(None, NoGuarantee(), seed=1)
+
+
+def test_a_public_collection_is_on_the_card_with_its_content(tmp_path: Path) -> None:
+    """By name and by a hash that another content does not have."""
+    rng = np.random.default_rng(0)
+    digests = []
+    for seed in (0, 1):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        pixels = rng.integers(0, 256, (12, 28, 28), dtype=np.uint8)
+        np.savez(folder / "letters.npz", images=pixels, labels=np.arange(12) % 3)
+        digests.append(read_public(folder / "letters.npz", size=(28, 28), colour="grey")[1].sha256)
+    card = dpaf(folder / "letters.npz", tmp_path / "ledger").card
+    (fact,) = [fact for fact in card.public if "letters.npz" in fact]
+    assert digests[0] != digests[1] and digests[1] in fact
+    assert card.certified and "by the custodian's statement shares no record" in fact
+    (one,) = Ledger.read(tmp_path / "ledger").public_inputs(card.run)
+    assert one == {"name": "letters.npz", "sha256": digests[1]}
+
+
+@pytest.mark.parametrize("form", ["folder", "npz", "parquet"])
+@pytest.mark.parametrize("place", ["export", "images", "copied"])
+def test_synthetic_images_without_a_guarantee_are_refused(
+    unguarded: Release, tmp_path: Path, form: str, place: str
+) -> None:
+    """As the folder that was written, as the images in it, and as a copy without the card."""
+    path = export(unguarded.sample(6, seed=0), tmp_path / "out", format=form, allow_no_guarantee=True)  # type: ignore[arg-type]
+    images = next(path.glob("images*"))
+    if place == "copied":
+        copied = tmp_path / f"public{images.suffix}"
+        images = shutil.copytree(images, copied) if images.is_dir() else shutil.copy(images, copied)
+    with pytest.raises(ValueError, match="without a guarantee"):
+        read_public(path if place == "export" else Path(images), size=(28, 28), colour="grey")
+
+
+def test_certified_images_without_their_card_cannot_be_counted(certified: Release, tmp_path: Path) -> None:
+    path = export(certified.sample(6, seed=0), tmp_path / "out", format="npz")
+    shutil.copy(path / "images.npz", tmp_path / "public.npz")
+    with pytest.raises(ValueError, match=r"without their card\.json"):
+        read_public(tmp_path / "public.npz", size=(28, 28), colour="grey")
+
+
+def test_certified_images_add_what_they_have_cost(certified: Release, tmp_path: Path) -> None:
+    """Charged to a ledger that does not know their run; refused where there is no room for both."""
+    public = export(certified.sample(6, seed=0), tmp_path / "out")
+    with pytest.raises(BudgetExceeded):
+        dpaf(public, tmp_path / "small")
+    with Ledger(tmp_path / "ledger", Budget(3.0, 1e-5)) as ledger:
+        card = dpaf(public, ledger).card
+    own = DPAF.small().plan(SMALL).events
+    both = epsilon([*own, *certified.card.events], 1e-5)
+    assert card.epsilon is not None and 1.02 < both <= card.epsilon <= both * 1.01
+    assert any(certified.card.run in fact and "spending is counted" in fact for fact in card.public)
+    assert Ledger.read(tmp_path / "ledger").spent() == pytest.approx(both)
+
+
+def test_images_of_a_run_on_the_same_ledger_are_counted_once(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger", Budget(4.0, 1e-5)) as ledger:
+        first = generator(ledger)  # type: ignore[arg-type]
+        public = export(first.sample(6, seed=0), tmp_path / "out")
+        card = dpaf(public, ledger).card
+        together = ledger.spent()
+        charged = len(ledger.events())
+    both = epsilon([*first.card.events, *DPAF.small().plan(SMALL).events], 1e-5)
+    assert card.epsilon is not None and both <= card.epsilon <= both * 1.01
+    assert card.collection_epsilon is not None and together <= card.collection_epsilon <= together * 1.01
+    assert charged == len(first.card.events) + len(DPAF.small().plan(SMALL).events)
+
+
+def test_units_are_not_mixed_and_a_collection_does_not_change(certified: Release, tmp_path: Path) -> None:
+    public = read_public(export(certified.sample(6, seed=0), tmp_path / "out"), size=(28, 28), colour="grey")[1]
+    persons = Ledger(None, Budget(9.0, 1e-5, unit="person"))
+    run = persons.start_run(method="m", variant="v", seeded=False)
+    with pytest.raises(ValueError, match="per image and this ledger counts per person"):
+        persons.note_public(run, public)
+    images = Ledger(None, Budget(9.0, 1e-5))
+    run = images.start_run(method="m", variant="v", seeded=False)
+    images.note_public(run, public)
+    entries = images.head
+    images.note_public(run, public)
+    assert images.head == entries, "a resumed run notes it once"
+    with pytest.raises(RunRefused, match="has changed"):
+        images.note_public(run, replace(public, sha256="0" * 64))
