@@ -26,7 +26,7 @@ class Plan:
         if not events and isinstance(budget, Budget):
             raise BudgetExceeded(
                 "nothing is planned that a Curator could answer: the method needs the raw records, whose cost is "
-                "ε = ∞. It runs only under NoGuarantee()"
+                "ε = ∞. It runs only under NoGuarantee(), or --no-guarantee"
             )
         return cls(budget, calibrate(events, budget) if isinstance(budget, Budget) else tuple(events))
 
