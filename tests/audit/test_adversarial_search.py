@@ -23,6 +23,7 @@ def test_nothing_is_found_in_a_certified_method(unit: str) -> None:
     assert {name: result.pairs for name, result in found.kinds.items()} == dict.fromkeys((*KINDS, "search"), 3)
 
 
+@pytest.mark.long
 def test_two_clips_are_found_by_almost_any_unit() -> None:
     found = sweep(TwoClips.small(), worst_case_images(24, size=8), budget=BUDGET, pairs=2, tries=2)
     assert found.flagged and found.movement["train / gradient"] == pytest.approx(2**0.5, rel=1e-3)

@@ -284,7 +284,7 @@ def test_a_hopeless_plan_warns_and_the_card_says_so(
     words = ["train", str(data), "--classes", "3", "--epsilon", "1", "--out", str(run)]
     assert answered(monkeypatch, *words, "--set", "steps=3") == 2
     assert "--method" in capsys.readouterr().err
-    words += ["--method", "dp-merf", *SMALL, "--declared-size", "500", "--note", "purpose=teaching"]
+    words += ["--method", "dp-merf", *SMALL, "--declared-size", "50", "--note", "purpose=teaching"]
     assert answered(monkeypatch, *words) == 0
     assert "WARNING: expected use hopeless" in capsys.readouterr().err
     card = json.loads((run / "release" / "card.json").read_text())

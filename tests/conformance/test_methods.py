@@ -118,7 +118,7 @@ def test_nothing_holds_on_to_the_data(method: Method) -> None:
     assert release.card.method == method.name
 
 
-@pytest.mark.parametrize("unit", ["image", "person"])
+@pytest.mark.parametrize("unit", ["image", pytest.param("person", marks=pytest.mark.long)])
 def test_neighbour_replay_finds_nothing(method: Method, unit: str) -> None:
     private = worst_case_images(persons=unit == "person")
     result = replay(method, private, budget=budget_for(method, unit), pairs=4)

@@ -65,7 +65,7 @@ def test_one_record_replaces_the_vector_of_its_shard() -> None:
     assert result.movement["training / gradient"] > 0.75  # of twice the clip norm
 
 
-@pytest.mark.parametrize("start", ["random", "encoder"])
+@pytest.mark.parametrize("start", ["random", pytest.param("encoder", marks=pytest.mark.long)])
 def test_other_starts_belong_to_their_record_too(start: str) -> None:
     method = replace(DP2VAE.small(), posterior_init=start, clip_norm=1e-3, encoder_clip_norm=1e-3)
     result = replay(method, worst_case_images(), budget=Budget(3.0, 1e-5), pairs=3)
@@ -146,7 +146,9 @@ def test_a_prior_is_learned_where_enough_is_known() -> None:
     assert torch.allclose(drawn.T.cov(), covariance, atol=0.1)
 
 
-@pytest.mark.parametrize(("variant", "steps", "right"), [("record", 40, 0.9), ("shard", 80, 0.65)])
+@pytest.mark.parametrize(
+    ("variant", "steps", "right"), [("record", 40, 0.9), pytest.param("shard", 80, 0.65, marks=pytest.mark.long)]
+)
 def test_it_learns_what_the_classes_look_like(variant: str, steps: int, right: float) -> None:
     pixels, labels = squares(600)
     method = DP2VAE(

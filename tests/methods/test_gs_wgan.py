@@ -73,6 +73,7 @@ def test_padding_rows_do_not_change_a_critic() -> None:
     assert torch.equal(*moved)
 
 
+@pytest.mark.long
 def test_one_unit_can_reverse_the_vector_of_its_shard() -> None:
     """The bound of twice the clip norm is reached, so that replay would see a shard that moves further.
 

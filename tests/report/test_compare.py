@@ -48,6 +48,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> int:
     return int(ended.value.code or 0)
 
 
+@pytest.mark.long
 def test_a_comparison_that_was_killed_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

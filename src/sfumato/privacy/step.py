@@ -56,7 +56,6 @@ class Step:
         self._answered: set[str] = set()
         self._over = False
         self._batch = curator._batches.sample(event, index)
-        self._own = curator._world.own(self._batch)
 
     def noisy_gradient(
         self,
@@ -269,7 +268,7 @@ class Step:
         return self._curator._batches.fetch(
             self._event,
             self.index,
-            self._batch if microbatch_size is None else self._own,
+            self._batch if microbatch_size is None else self._curator._world.own(self._batch),
             block=block,
             draws=draws,
             state=state,

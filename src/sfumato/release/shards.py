@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
-import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from sfumato.files import write_json
+from sfumato.files import new_folder, write_json
 from sfumato.privacy.distributed import World
 from sfumato.release.export import check_export, write_parquet_file
 from sfumato.release.release import Release
@@ -49,36 +47,31 @@ def export_shards(
     path = Path(path)
     if count < world.size:
         raise ValueError(f"{count} images cannot be divided over {world.size} processes; use fewer processes")
-    temporary = Path(world.from_first(lambda: _begun(release, path, allow_no_guarantee=allow_no_guarantee)))
-    own = np.arange(count)[world.rank :: world.size]
-    if labels is None and not proportions:
-        labels = np.arange(count) % len(release.classes)
-    drawn = release.sample(
-        len(own),
-        labels=None if labels is None else labels[own],
-        proportions=proportions,
-        seed=None if seed is None else _own_seed(seed, world.rank),
-        device=device,
-    )
-    write_parquet_file(temporary / "images" / f"train-{world.rank:05d}-of-{world.size:05d}.parquet", drawn)
+    with ExitStack() as stack:
+
+        def begun() -> str:
+            check_export(release.card, path, allow_no_guarantee=allow_no_guarantee)
+            folder = stack.enter_context(new_folder(path))
+            (folder / "images").mkdir()
+            return str(folder)
+
+        temporary = Path(world.from_first(begun))
+        own = np.arange(count)[world.rank :: world.size]
+        if labels is None and not proportions:
+            labels = np.arange(count) % len(release.classes)
+        drawn = release.sample(
+            len(own),
+            labels=None if labels is None else labels[own],
+            proportions=proportions,
+            seed=None if seed is None else _own_seed(seed, world.rank),
+            device=device,
+        )
+        write_parquet_file(temporary / "images" / f"train-{world.rank:05d}-of-{world.size:05d}.parquet", drawn)
+        world.wait()
+        if world.first:
+            write_json(temporary / "card.json", release.card.to_json(), private=False)
     world.wait()
-    world.from_first(lambda: _finished(release, temporary, path))
     return path
-
-
-def _begun(release: Release, path: Path, *, allow_no_guarantee: bool) -> str:
-    check_export(release.card, path, allow_no_guarantee=allow_no_guarantee)
-    temporary = path.absolute().parent / f".{path.name}-{secrets.token_hex(4)}"
-    (temporary / "images").mkdir(parents=True)
-    return str(temporary)
-
-
-def _finished(release: Release, temporary: Path, path: Path) -> None:
-    write_json(temporary / "card.json", release.card.to_json(), private=False)
-    if path.is_dir():
-        path.rmdir()
-    os.replace(temporary, path)
-    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _own_seed(seed: int, rank: int) -> int:

@@ -36,15 +36,19 @@ class _Unclipped(Step):
 class _ChargesAfter(Step):
     """Draws the noise first and charges afterwards: after a crash in between the answer is free."""
 
-    def _answer(self, block: str, parts: tuple[ClippedSum, ...], public: Mapping[str, Any]) -> Tensor:
-        curator, event = self._curator, self._event
+    def _over_processes(self, block: str, numbers: Tensor) -> Tensor:
+        curator = self._curator
         charge = curator._charge
         curator._charge = lambda event: None  # type: ignore[method-assign]
         try:
-            return super()._answer(block, parts, public)
+            return super()._over_processes(block, numbers)
         finally:
             curator._charge = charge  # type: ignore[method-assign]
-            curator._charge(event)
+
+    def _answer(self, block: str, parts: tuple[ClippedSum, ...], public: Mapping[str, Any]) -> Tensor:
+        answer = super()._answer(block, parts, public)
+        self._curator._charge(self._event)
+        return answer
 
 
 class _Shuffled(Step):
