@@ -16,6 +16,7 @@ from sfumato.cli.audit_inputs import (
     release_images,
     say,
 )
+from sfumato.cli.options import AllowCustom
 
 audit_app = typer.Typer(help="Attack a guarantee: exit status 1 when something is found.", no_args_is_help=True)
 
@@ -213,6 +214,7 @@ def membership_command(
     plot: Annotated[
         Path | None, typer.Option(help="Draw the ROC on logarithmic axes, as PNG or SVG. Internal.")
     ] = None,
+    allow_custom: AllowCustom = False,
     as_json: Json = False,
 ) -> None:
     """Membership attacks: GAN-Leaks, likelihood and, with --shadows, LiRA. INTERNAL."""
@@ -221,7 +223,7 @@ def membership_command(
     from sfumato.privacy import Budget
     from sfumato.training.run_folder import release_folder
 
-    found = load(release_folder(release))
+    found = load(release_folder(release), allow_custom=allow_custom)
     inside = release_images(members, found.classes, split, size, limit)
     outside = release_images(others, found.classes, others_split, size, limit)
     drawn, _ = found.sample(samples, seed=0, device="cpu")
@@ -259,6 +261,7 @@ def release_command(
     pairs: Annotated[int, typer.Option(min=1)] = 10,
     canaries: Annotated[int, typer.Option(min=10)] = 250,
     card: Annotated[bool, typer.Option(help="Put the audits' lines on the release's card.")] = True,
+    allow_custom: AllowCustom = False,
     as_json: Json = False,
 ) -> None:
     """Run the audits that apply, write audit.json beside the release and add the public lines to its card."""
@@ -266,7 +269,7 @@ def release_command(
     from sfumato.methods.registry import load
     from sfumato.training.run_folder import release_folder
 
-    found = load(release_folder(path))
+    found = load(release_folder(path), allow_custom=allow_custom)
     inside = None if members is None else release_images(members, found.classes, "train", size, limit)
     outside = None if others is None else release_images(others, found.classes, "test", size, limit)
     audit = audit_release(path, members=inside, others=outside, pairs=pairs, canaries=canaries)

@@ -107,7 +107,7 @@ def chosen_methods(names: str, settings: Iterable[str]) -> list[Method]:
 
     wanted = []
     for name in METHODS if names == "all" else [part.strip() for part in names.split(",")]:
-        base, _, variant = name.partition(":")
+        base, variant = _method_and_variant(name)
         certified = find(base).certified_variants()
         if variant and variant not in certified:
             listed = ", ".join(certified) or "none"
@@ -126,6 +126,15 @@ def chosen_methods(names: str, settings: Iterable[str]) -> list[Method]:
         for taker in takers:
             values[taker][own_key] = value
     return [find(base).configured({"variant": variant, **values[base]}) for base, variant in wanted]
+
+
+def _method_and_variant(name: str) -> tuple[str, str]:
+    """``dp-lflow:conditional`` and ``module:Class:variant`` in two; without a variant it is empty."""
+    from sfumato.methods import METHODS
+
+    parts = name.split(":")
+    module = parts[0] not in METHODS and parts[0].replace(".", "").isidentifier()
+    return ":".join(parts[: 1 + module]), ":".join(parts[1 + module :])
 
 
 def _budgets(text: str) -> list[float]:

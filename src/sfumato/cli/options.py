@@ -40,6 +40,11 @@ TimeLimit = Annotated[float, typer.Option(min=0, help="Minutes that a method may
 Collection = Annotated[Path, typer.Argument(metavar="DATA", help="Image folder, npz, idx folder, parquet or arrow.")]
 ReleasePath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder or its release folder.")]
 
+AllowCustom = Annotated[
+    bool,
+    typer.Option("--allow-custom", help="Import the module of a user's own method that the card names; it runs code."),
+]
+
 
 @dataclass(frozen=True)
 class ReadingOptions:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sfumato.cli.console import console, errors
+from sfumato.cli.options import AllowCustom
 from sfumato.files import private_folder, write_file
 
 # Torch is imported where it is used: ``sfumato --help`` should not wait for it.
@@ -22,6 +23,7 @@ def report_command(
     scan_only: Annotated[
         bool, typer.Option("--scan", help="Write nothing: check the release and the public.html that are there.")
     ] = False,
+    allow_custom: AllowCustom = False,
 ) -> None:
     """Write public.html, which may leave, into each run's folder, and one internal.html, which may not."""
     from sfumato.methods.registry import load
@@ -34,8 +36,8 @@ def report_command(
     findings = []
     for run in folders:
         run.card()
-        page = None if scan_only else public_page(load(run.release))
-        found = scan(run.path, page=page)
+        page = None if scan_only else public_page(load(run.release, allow_custom=allow_custom))
+        found = scan(run.path, page=page, allow_custom=allow_custom)
         findings += found
         for finding in found:
             errors.print(f"{run.path}: {finding}", style="red", markup=False, highlight=False, soft_wrap=True)

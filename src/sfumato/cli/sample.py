@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sfumato.cli.console import say
-from sfumato.cli.options import ReleasePath, device_named, label_set
+from sfumato.cli.options import AllowCustom, ReleasePath, device_named, label_set
 
 
 def sample(
@@ -24,6 +24,7 @@ def sample(
     allow_no_guarantee: Annotated[
         bool, typer.Option("--allow-no-guarantee", help="Export images of a release that has no guarantee.")
     ] = False,
+    allow_custom: AllowCustom = False,
 ) -> None:
     """Draw labelled images from a release. Costs no privacy: no private data is read.
 
@@ -37,7 +38,7 @@ def sample(
     from sfumato.training.distributed import process_group
     from sfumato.training.run_folder import release_folder
 
-    found = load(release_folder(release))
+    found = load(release_folder(release), allow_custom=allow_custom)
     wanted = None
     if labels is not None:
         given = label_set(labels)

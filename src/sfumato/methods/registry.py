@@ -94,16 +94,13 @@ def method_of(card: Card, *, allow_custom: bool = False) -> Method:
 
 def _custom(name: str) -> type[Method]:
     working_directory = str(Path.cwd())
-    added = working_directory not in sys.path
-    if added:
+    if working_directory not in sys.path:
+        # It stays there, at the end: processes that this one starts must find the module, too.
         sys.path.append(working_directory)
     try:
         method = _attribute(name)
     except (ImportError, AttributeError) as error:
         raise LookupError(f"there is no method {name!r}: {error}") from error
-    finally:
-        if added:
-            sys.path.remove(working_directory)
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise LookupError(f"{name!r} is not a subclass of sfumato.Method")
     return method

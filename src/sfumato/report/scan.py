@@ -59,7 +59,7 @@ class Finding:
         return f"{self.where}: {self.what}"
 
 
-def scan(path: str | Path, *, page: str | None = None) -> list[Finding]:
+def scan(path: str | Path, *, page: str | None = None, allow_custom: bool = False) -> list[Finding]:
     """All findings of a run's release and its ``public.html``; ``page`` replaces one that is not yet written."""
     run = RunFolder(Path(path))
     entries = run.card_entries()
@@ -68,7 +68,7 @@ def scan(path: str | Path, *, page: str | None = None) -> list[Finding]:
     if findings:
         # A page rendered from such a release would only repeat what is wrong with it.
         return findings
-    release = load(run.release)
+    release = load(run.release, allow_custom=allow_custom)
     pages = {"release/card.html": ((run.release / "card.html").read_text(), release.page())}
     written = run.path / "public.html"
     if page is None and written.is_file() and run.release != run.path:
