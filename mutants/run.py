@@ -37,15 +37,15 @@ def chosen_mutants() -> list[Mutant]:
     return [Mutant(**values) for values in tomllib.loads(text)["mutant"]]
 
 
-def survives(mutant: Mutant, copy: Path) -> bool | None:
-    """Whether the test passes with the defect in place; None if the patch does not apply exactly once."""
+def result_of(mutant: Mutant, copy: Path) -> str:
+    """What became of a defect: only a test that ran and failed has caught it."""
     target = copy / "src" / "sfumato" / mutant.file
     original = target.read_text(encoding="utf-8")
     if original.count(mutant.old) != 1:
-        return None
+        return "does not apply"
     target.write_text(original.replace(mutant.old, mutant.new), encoding="utf-8")
     try:
-        return run_test(mutant.test, copy) == 0
+        return {0: "SURVIVES", 1: "caught"}.get(run_test(mutant.test, copy), "the test did not run")
     finally:
         target.write_text(original, encoding="utf-8")
 
@@ -53,7 +53,8 @@ def survives(mutant: Mutant, copy: Path) -> bool | None:
 def run_test(test: str, copy: Path) -> int:
     """The exit status of pytest on one test, against the sources of the copy."""
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(copy / "tests" / test)]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "", "-p", "no:cacheprovider"]
+    command.append(str(copy / "tests" / test))
     return subprocess.run(command, cwd=copy, env=environment, capture_output=True).returncode
 
 
@@ -78,8 +79,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         copy = copied(Path(temporary))
         for mutant in chosen:
-            found = survives(mutant, copy)
-            state = "does not apply" if found is None else "SURVIVES" if found else "caught"
+            state = result_of(mutant, copy)
             results.append({"defect": mutant.defect, "file": mutant.file, "test": mutant.test, "result": state})
             print(f"{state}: {mutant.file}: {mutant.defect} ({mutant.test})", flush=True)
     caught = sum(result["result"] == "caught" for result in results)
