@@ -38,13 +38,19 @@ class PartRows:
         self._persons.append(person)
 
     def finish(self, skipped: list[str], first: int) -> None:
-        """Give the folder its name, when everything is written."""
+        """Name the folder by its first record, when everything is written."""
         for file in (self._pixels, self._labels):
             file.close()
         write_json(self._folder / "persons.json", self._persons, private=True)
         facts = {"count": len(self._persons), "shape": self.shape, "skipped": skipped, "first": f"after row {first}"}
         write_json(self._folder / "facts.json", facts, private=True)
-        self._folder.rename(self._folder.with_suffix(""))
+        try:
+            self._folder.rename(self._folder.parent / str(first))
+        except OSError:
+            # A process of a reading that was killed may have finished the same part meanwhile.
+            if not (self._folder.parent / str(first)).is_dir():
+                raise
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _created(path: Path) -> IO[bytes]:
@@ -63,9 +69,8 @@ class PartReader:
 
     def decode(self, start: int) -> None:
         """Decode the records from ``start`` on into a folder of this name."""
-        folder = self._folder / f"{start}.new"
-        shutil.rmtree(folder, ignore_errors=True)
-        rows = PartRows(folder)
+        # With the number of the process: one of a reading that was killed may still be writing this part.
+        rows = PartRows(self._folder / f"{start}-{os.getpid()}.new")
         records = self._source.part(start, start + self._size)
         skipped = gather(records, self._reading, self._labels, Persons(self._reading.selection).name, rows)
         rows.finish(skipped, start)
