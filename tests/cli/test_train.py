@@ -246,6 +246,7 @@ def train_and_tell(folder: Path) -> None:
     os._exit(0)
 
 
+@pytest.mark.long
 def test_killed_at_twenty_moments_the_ledger_is_never_short(tmp_path: Path) -> None:
     """kill −9, resume, kill −9, …: every noise that was drawn is on the ledger, and the budget holds at the end."""
     moments = random.Random(4)

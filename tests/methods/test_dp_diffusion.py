@@ -109,6 +109,7 @@ def test_the_draws_of_a_record_fall_into_different_strata(monkeypatch: pytest.Mo
     assert torch.equal((8 * place).long(), draw)
 
 
+@pytest.mark.long
 def test_training_on_public_images_lowers_the_loss_without_the_data() -> None:
     nobody = PrivateRecords(np.zeros((0, 1, 28, 28), dtype=np.uint8), classes=("a", "b"))
     short = replace(SMALL, warm_start="procedural", width=8, patch_size=2, public_images=256, public_batch_size=32)

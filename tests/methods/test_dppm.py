@@ -212,7 +212,7 @@ def test_the_start_knows_means_and_counts_and_covariances() -> None:
     assert float(gaussians.variances.max()) < 0.2 < method.sigma_data**2
 
 
-def test_the_judge_tells_upright_from_lying_and_sends_back_what_it_doubts() -> None:
+def test_the_label_filter_tells_upright_from_lying_and_rejects_the_rest() -> None:
     method = replace(DPPM.small(), sampling_rate=0.5, filter_steps=20, max_rejections=5)
     release = method.fit(digits(200), Budget(100.0, 1e-5), seed=0)
     label_filter = release.model.label_filter

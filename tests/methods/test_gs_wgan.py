@@ -27,7 +27,7 @@ def test_the_authors_noise_is_worth_more_than_they_claim() -> None:
     assert replace(method, steps=10).claim() is None and replace(method, variant="certified").claim() is None
 
 
-def test_a_shard_has_one_voice_however_many_images_it_is_shown() -> None:
+def test_a_shard_contributes_one_vector_however_many_images_it_has() -> None:
     few, many = (GSWGAN(fakes=fakes).queries() for fakes in (1, 100))
     assert few == many
     few, many = (GSWGAN(variant="published", fakes=fakes).queries() for fakes in (1, 100))

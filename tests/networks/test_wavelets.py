@@ -29,7 +29,7 @@ def test_directions_are_told_apart_and_contrast_is_not() -> None:
     assert float((a - b).norm()) > 5 * float((a - fainter).norm())
 
 
-def test_a_linear_judge_learns_digits() -> None:
+def test_the_label_filter_learns_digits() -> None:
     torch.manual_seed(0)
     train, test = (draw_digits(count, seed=seed) for seed, count in enumerate((600, 200)))
     label_filter = LabelFilter((1, 28, 28), 10)
