@@ -113,6 +113,8 @@ class Guard:
 
     async def _refusal(self, scope: Scope, receive: Receive) -> Response | None:
         headers = Headers(scope=scope)
+        if scope["http_version"] not in ("1.0", "1.1"):
+            return _plain("This server speaks HTTP/1.0 and HTTP/1.1.", 505)
         if headers.getlist("host") not in [[host] for host in self.access.hosts]:
             return _plain("This server answers under its own address only.", 421)
         if scope["method"] not in ("GET", "HEAD", "POST"):
