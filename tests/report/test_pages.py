@@ -138,6 +138,7 @@ def test_the_internal_page_has_baselines_classes_memorisation_and_cost(pages: di
     one, several = pages["internal"].read_text(), pages["several"].read_text()
     for words in ("real half against real half", "uniform noise", "worst class", "Exact copies", "256 MiB"):
         assert words in one
+    assert 'class="verdict">Certified at ε = ' in one and " use: a CNN trained on the synthetic images" in one
     assert "How does accuracy change with ε?" in several and "How does accuracy change with ε?" not in one
     # Two runs share ε ≈ 2, so that its point has an error bar; the single run at ε ≈ 8 has none.
     chart = several[several.index("<svg") : several.index("</svg>")]
@@ -146,9 +147,8 @@ def test_the_internal_page_has_baselines_classes_memorisation_and_cost(pages: di
 
 def test_a_run_without_an_evaluation_says_how_to_make_one(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run")
-    assert "sfumato evaluate SYNTHETIC --real DATA --json RUN/internal/evaluation.json" in internal_page(
-        [RunFolder(run.folder)]
-    )
+    page = internal_page([RunFolder(run.folder)])
+    assert "sfumato evaluate SYNTHETIC --real DATA --run RUN" in page and "its use was not measured" in page
     with pytest.raises(FileNotFoundError, match="no finished run"):
         internal_page([RunFolder(tmp_path / "nothing")])
 

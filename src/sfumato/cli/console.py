@@ -88,7 +88,9 @@ def remark_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str | None) -> Table:
-    table = Table(*headings, title=title, title_justify="left")
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
@@ -98,10 +100,12 @@ class ProgressBar:
     """Shows reports of ``(name, done, total, ε so far)``: a bar on a terminal, a line for each tenth elsewhere.
 
     A total of 0 stands for work whose amount is unknown or private: it shows that something happens, and no number.
+    With ``still`` the bar is drawn by reports alone, for audits that compare what their runs print.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, still: bool = False) -> None:
         self._lines = not sys.stderr.isatty()
+        self._still = still
         self._tenths: dict[str, int] = {}
         self._started: dict[str, float] = {}
         self._tasks: dict[str, TaskID] = {}
@@ -114,6 +118,9 @@ class ProgressBar:
             TextColumn("{task.fields[cost]}"),
             console=errors,
             disable=self._lines or _flags["quiet"],
+            auto_refresh=not still,
+            redirect_stdout=not still,
+            redirect_stderr=not still,
         )
 
     def __enter__(self) -> Self:
@@ -139,7 +146,7 @@ class ProgressBar:
             return
         if name not in self._tasks:
             self._tasks[name] = self._bar.add_task(name, total=total or None, cost="")
-        self._bar.update(self._tasks[name], completed=done, total=total or None, cost=cost)
+        self._bar.update(self._tasks[name], completed=done, total=total or None, cost=cost, refresh=self._still)
 
     def per_cent(self, done: int) -> None:
         """Show how much of a collection is read; the number of its records is not shown."""

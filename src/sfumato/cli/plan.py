@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sfumato.cli.console import duration, print_json, print_table, remark, remark_table, say
+from sfumato.cli.console import ProgressBar, duration, print_json, print_table, remark, remark_table, say
 from sfumato.cli.epsilon_table import print_epsilon_table
 from sfumato.cli.options import BudgetOptions, Device, Json, MethodOptions, TimeLimit, device_named
 
@@ -159,7 +159,9 @@ def _seconds(seconds: float) -> str:
 def _measured(method: Method, *, shape: tuple[int, int, int], classes: int, images: int, device: str) -> Work:
     from sfumato.training.profiling import rehearse
 
-    return rehearse(method, shape=shape, classes=classes, images=images, device=device)
+    with ProgressBar() as progress:
+        progress.report("timing steps on random images", 0, 0)
+        return rehearse(method, shape=shape, classes=classes, images=images, device=device)
 
 
 def _facts(method: Method, planned: Plan, work: Work | None) -> dict[str, Any]:
