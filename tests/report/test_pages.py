@@ -14,12 +14,13 @@ import pytest
 from PIL import Image
 
 from browser import DESKTOP, PHONE, Browser
-from report.finished import TRAIN, evaluated, finished_run
+from report.finished import PIXEL, TRAIN, compared, evaluated, finished_run
 from sfumato.data import PrivateImages
 from sfumato.methods import DPMERF
 from sfumato.methods.registry import load
 from sfumato.privacy import Budget
 from sfumato.release.attack_bounds import recognised_by_definition
+from sfumato.report.comparison import comparison_page
 from sfumato.report.folder import RunFolder
 from sfumato.report.internal import internal_page
 from sfumato.report.probabilities import percent_up
@@ -70,6 +71,15 @@ def test_a_page_renders_and_nothing_leaves_it(
     assert (browser.run(smallest, visit.session) or 99) > 9
     picture = np.asarray(Image.open(io.BytesIO(browser.screenshot(visit))).convert("L"))
     assert picture.shape[1] == size[0] and picture.std() > 10
+
+
+def test_the_tables_of_a_comparison_fit_the_desktop(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "comparison.html"
+    page.write_text(comparison_page(compared(("dp-lflow", "dp-diffusion", "dp-realnvp")), [PIXEL] * 6))
+    visit = browser.open(page, DESKTOP)
+    assert visit.problems == []
+    fits = "[...document.querySelectorAll('.scroll')].every(one => one.scrollWidth <= one.clientWidth)"
+    assert browser.run(fits, visit.session)
 
 
 def test_the_browser_tells_of_scripts_and_requests(browser: Browser, tmp_path: Path) -> None:

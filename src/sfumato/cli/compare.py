@@ -89,7 +89,7 @@ def compare_command(
                 device=here,
                 jobs=jobs or (1 if here == "cuda" else os.cpu_count() or 1),
                 planned=planned,
-                progress=lambda one: remark(str(one)),
+                report=lambda one: remark(str(one)),
                 **options,
             )
     except KeyboardInterrupt:

@@ -44,7 +44,7 @@ def compare(
     hold_out: float | None = None,
     device: str = "cpu",
     jobs: int | None = None,
-    progress: Callable[[Progress], None] = ignore,
+    report: Callable[[Progress], None] = ignore,
     planned: Callable[[float, int], None] | None = None,
     **options: Unpack[Options],
 ) -> ComparisonResult:
@@ -70,7 +70,7 @@ def compare(
         device: Where networks run, ``cpu`` or ``cuda``.
         jobs: Processes that train at a time, each with its own time and memory; by default all runs are done in this
             process. A script that asks for processes needs ``if __name__ == "__main__":``.
-        progress: Called after every run.
+        report: Called after every run.
         planned: Called with the ε of all runs together and their number, before any image is read.
         options: How the images are read, as for ``sfumato.read``.
 
@@ -101,7 +101,7 @@ def compare(
         unit=unit,
         options=options,
     )
-    failed = run_comparison(trainings, conditions, division=division, jobs=jobs, report=progress)
+    failed = run_comparison(trainings, conditions, division=division, jobs=jobs, report=report)
     result = gather(trainings, conditions, failed=failed)
     write_comparison(result, folder)
     return result
