@@ -69,21 +69,8 @@ def test_patients_with_several_images_and_images_held_out(tmp_path: Path) -> Non
 
 def test_a_comparison_on_a_folder_without_a_test_part(tmp_path: Path) -> None:
     data, out = digit_folder(tmp_path / "data", count=300, seed=5, name="p{person}_{row}.png"), tmp_path / "out"
-    words = (
-        "compare",
-        data,
-        "--person-pattern",
-        r"^(\w+)_",
-        "--methods",
-        "dp-merf",
-        "--epsilon",
-        3,
-        "--out",
-        out,
-        "--images",
-        60,
-        "--no-inception",
-    )
+    chosen = ("--person-pattern", r"^(\w+)_", "--methods", "dp-merf", "--epsilon", 3)
+    words = ("compare", data, *chosen, "--out", out, "--images", 60, "--no-inception")
     assert "no test part" in sfumato(*words, status=2) and not out.exists()
     sfumato(*words, "--hold-out", 0.3, "--jobs", 1, "--protocol", "dppm", *SMALL)
     assert json.loads((out / "comparison.json").read_text())["unit"] == "person"
