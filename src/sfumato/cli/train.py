@@ -109,7 +109,7 @@ def train(
             lambda: dataclasses.asdict(HoldOut.load(run.hold_out) if resume else HoldOut.drawn(hold_out))
         )
         division = HoldOut(**drawn)
-        images, _ = division.split(images)
+        images = division.training_part(images)
     private = PrivateImages.from_images(images, declared_size=declared_size)
     facts: dict[str, Any] = {
         "method": method,

@@ -22,7 +22,7 @@ _ADVICE = "Write it again with numpy.savez or numpy.savez_compressed."
 _BLOCK = 1 << 20
 # Of a member of a zip file: the lengths of its name and of what follows it stand at the end of the fixed part.
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
-LARGE = 1 << 20
+LARGE = 1 << 17
 """Rows from which arrays are read in several processes."""
 # Three channels of the largest image that is decoded; refused before anything is read.
 _ROW_LIMIT = 3 * PIXEL_LIMIT
