@@ -134,6 +134,13 @@ def test_the_api_reference_has_every_public_name_and_an_example_that_uses_it(mod
         assert re.search(rf"\b{one}\b", examples), f"no example in docs/reference/api uses {module}.{one}"
 
 
+@pytest.mark.parametrize("section", ("tutorials", "how-to", "explanation", "reference", "reference/api", "results"))
+def test_the_index_of_a_section_links_to_each_of_its_pages(section: str) -> None:
+    folder = ROOT / "docs" / section
+    linked = set(LINK.findall((folder / "index.md").read_text(encoding="utf-8")))
+    assert {page.name for page in folder.glob("*.md")} - {"index.md"} <= linked
+
+
 def test_every_page_has_one_title() -> None:
     for page in (ROOT / "docs").rglob("*.md"):
         text = BLOCK.sub("", page.read_text(encoding="utf-8"))
