@@ -18,6 +18,7 @@ from sfumato.web import commands, contents
 from sfumato.web.choices import Choices, Form, export_options, limit_option, run_name
 from sfumato.web.jobs import ACTIVE, FINAL, Job, Jobs
 from sfumato.web.plans import plan_facts, plans
+from sfumato.web.reviews import review_commands
 from sfumato.web.security import UPLOAD
 from sfumato.web.upload import Limits, receive, unpack
 from sfumato.web.workspace import Refused, Workspace
@@ -170,11 +171,9 @@ class Actions:
     def review(self, name: str) -> Response:
         """Measure accuracy and memorisation."""
         run = self._finished(name)
-        if run.job is None or run.job.collection is None:
+        found = review_commands(self.workspace, run)
+        if found is None:
             raise Refused("this run was not made by the page, which does not know its collection")
-        path = self.workspace.collection(run.job.collection)
-        samples = run.path / "internal" / "samples"
-        found = commands.review(path, run.path, samples, Choices.from_json(run.job.choices))
         return self._about_run("review", f"Review of {name}", found, run)
 
     def audit(self, name: str) -> Response:

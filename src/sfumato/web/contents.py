@@ -11,6 +11,7 @@ from typing import Any
 from sfumato.privacy import Budget, Ledger, LedgerDamaged
 from sfumato.release.card import Card, rounded_up
 from sfumato.report.folder import RunFolder
+from sfumato.web import previews
 from sfumato.web.jobs import ACTIVE, Job, Jobs
 from sfumato.web.workspace import NotThere, Workspace, is_name, read_json
 
@@ -169,5 +170,6 @@ def job_view(jobs: Jobs, job: Job) -> dict[str, Any]:
         "of": len(job.commands),
         "parts": progress["parts"],
         "epsilon": progress["epsilon"],
+        "preview": previews.shown(folder) if job.kind == "train" else None,
         "log": jobs.log(job.id),
     }

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.files import write_json
+from sfumato.web import commands
 from sfumato.web.jobs import PATIENCE, Job, read_job
+from sfumato.web.previews import Previews
 from sfumato.web.processes import Process
 from sfumato.web.workspace import read_json
 
@@ -69,13 +71,20 @@ class Worker:
         process = Process.of(child.pid).to_json()
         self._status.update(state="running", number=number, command=process, since=time.time())
         self._write()
+        previews = Previews(self.folder, commands.output_folder(command)) if command[0] == "train" else None
         asked = False
-        while (code := child.poll()) is None:
-            if not asked and self._stop.exists():
-                child.send_signal(signal.SIGINT)
-                asked = True
-            time.sleep(_PAUSE)
-        return code
+        try:
+            while (code := child.poll()) is None:
+                if not asked and self._stop.exists():
+                    child.send_signal(signal.SIGINT)
+                    asked = True
+                if previews is not None and not asked:
+                    previews.look()
+                time.sleep(_PAUSE)
+            return code
+        finally:
+            if previews is not None:
+                previews.close()
 
     def _finish(self, state: str) -> None:
         self._status.update(state=state, ended=time.time())
