@@ -6,7 +6,7 @@
 It writes docs/results/web.json and, from it, docs/results/web.md (both into ``--out`` if that is given).
 
 Load: a training with one thread, started from the page, runs while the page is quiet and while it is busy, in turn: 100
-open event streams with one event a second each, and two page loads a second (overview, collection and training in turn).
+open event streams with one event a second each, and two page loads a second (overview, collection, training in turn).
 The steps of both are counted on the ledger; the ratio of their rates is the slowdown, and the page loads give a 95th
 percentile. Samples of the training are drawn in the background all the time. The clients run on the same machine.
 
@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import re
+import runpy
 import statistics
 import sys
 import tempfile
@@ -88,6 +89,8 @@ def measure_load(root: Path, *, streams: int, seconds: float, rounds: int) -> di
             working = load(client, ("/", collection, job), streams, seconds, traffic)
             busy.append(steps_per_second(ledger, partial(asyncio.run, working)))
         client.post(f"{job}/stop")
+        while 'data-ended="true"' not in client.get(job):
+            time.sleep(0.5)
     ratios = [q / b for q, b in zip(quiet, busy, strict=True)]
     return {
         "streams": streams,
@@ -203,7 +206,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # of the training, too
     result: dict[str, Any] = {
         "command": " ".join(["python benchmarks/web.py", *sys.argv[1:]]),
-        "machine": f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}",
+        "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}",
     }
     with tempfile.TemporaryDirectory() as folder:
         for name in ("load", "way"):
@@ -212,38 +215,10 @@ def main() -> None:
         result["load"] = measure_load(Path(folder) / "load", **options)
         result["way"] = measure_way(Path(folder) / "way")
     given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "web.json").write_text(json.dumps(result, indent=1) + "\n")
-    (given.out / "web.md").write_text(page_text(result))
-    print(page_text(result))
-
-
-def page_text(result: dict[str, Any]) -> str:
-    """The page docs/results/web.md."""
-    load, way = result["load"], result["way"]
-    rows = {
-        "time of a training step beside the busy page, relative to the quiet one (median)": f"{load['ratio']:.3f}",
-        "the same in each round": ", ".join(f"{one:.3f}" for one in load["ratios"]),
-        "events a second of the slowest stream": f"{load['events_per_stream_and_second']:.2f}",
-        "page loads, and how many a second": f"{load['page_loads']}, {load['page_loads_per_second']:.2f}",
-        "seconds of a page load, median": f"{load['page_load_median_seconds']:.3f}",
-        "seconds of a page load, 95th percentile": f"{load['page_load_p95_seconds']:.3f}",
-    }
-    return (
-        "# What the local page costs\n\n"
-        f"Written by `{result['command']}` ({result['machine']}) from `docs/results/web.json`.\n\n"
-        "## Beside a training\n\n"
-        f"A training with one thread (DP-VAE, drawn digits) beside {load['streams']} open event streams with one event a\n"
-        "second each and two page loads a second. Busy and quiet times alternate in one run, and the clients run on the\n"
-        "same machine. The target is 1.1 at most.\n\n" + _table(("measured", "value"), rows) + "\n## The whole way\n\n"
-        "Seconds in a browser from choosing a file of 1,000 drawn digits to the exported set (DP-MERF with small\n"
-        "settings), waiting for every page. Most of it is the start of each command and its libraries.\n\n"
-        + _table(("part", "seconds"), {name: f"{seconds:.1f}" for name, seconds in way.items()})
-    )
-
-
-def _table(heading: tuple[str, str], rows: dict[str, str]) -> str:
-    lines = [heading, ("---", "---"), *rows.items()]
-    return "".join(f"| {name} | {value} |\n" for name, value in lines)
+    (given.out / "web.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    page = runpy.run_path(str(RESULTS / "web_page.py"))["page"](result)
+    (given.out / "web.md").write_text(page, encoding="utf-8")
+    print(page)
 
 
 if __name__ == "__main__":

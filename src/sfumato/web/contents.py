@@ -165,6 +165,7 @@ def job_view(jobs: Jobs, job: Job) -> dict[str, Any]:
     progress = read_json(folder / "progress.json") or {"parts": [], "epsilon": None}
     return {
         "state": jobs.state(job.id),
+        "ended": jobs.ended(job.id),
         "stopping": (folder / "stop").exists(),
         "number": status.get("number", 0) + 1,
         "of": len(job.commands),

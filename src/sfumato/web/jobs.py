@@ -151,6 +151,11 @@ class Jobs:
         """queued, running, done, failed, stopped, or interrupted: the worker and its command have disappeared."""
         return job_state(self.folder(job))
 
+    def ended(self, job: str) -> bool:
+        """Whether nothing about the job will change any more: a stopped training may still draw its samples."""
+        status = read_json(self.folder(job) / "status.json") or {}
+        return self.state(job) in FINAL and not _alive(status.get("worker"))
+
     def stop(self, job: str) -> None:
         """Ask a job to stop: its command gets the signal that Ctrl-C sends, and keeps its checkpoint."""
         folder = self.folder(job)

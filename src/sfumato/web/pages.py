@@ -77,6 +77,7 @@ class Pages:
             collections=found,
             runs=contents.runs(self.workspace, self.jobs),
             jobs=[(job, self.jobs.state(job.id)) for job in jobs[:20]],
+            web_command=commands.line(["web", *(f"--root={root}" for root in self.workspace.roots)]),
             ledger_commands=[commands.line(["ledger", str(one.spending.path)]) for one in found if one.spending],
         )
 
@@ -161,10 +162,10 @@ class Pages:
         found = self.jobs.find(job)
 
         async def stream() -> AsyncIterator[str]:
-            state = ""
-            while state not in FINAL and not await request.is_disconnected():
+            ended = False
+            while not ended and not await request.is_disconnected():
                 view = self._view(found)
-                state = view["state"]
+                ended = view["ended"]
                 yield f"data: {json.dumps(view)}\n\n"
                 await asyncio.sleep(_SECOND)
 

@@ -1,7 +1,7 @@
 """First samples of a training that is under way, drawn now and then from its last checkpoint.
 
-``sfumato preview`` runs in a process of its own, on one thread and with the lowest priority, so that the training
-hardly notices it. It reads the checkpoint alone: it costs no privacy, and no private number can be in it.
+``sfumato preview`` runs in a process of its own, on one thread and with low priority, so that the training hardly
+notices it. It reads the checkpoint alone: it costs no privacy, and no private number can be in it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _LOOK = 1.0  # seconds between two looks for a new checkpoint
 _LEAST = 20.0  # seconds between two previews, at least
 _SHARE = 10  # of the time, one part in so many
 _LONGEST = 300.0
+_WAIT = 0.1
 _NOT_YET = "The first samples appear here once the training has saved its first checkpoint."
 _TOO_LONG = (
     f"Drawing samples takes longer than {_LONGEST:g} s on this machine; the first ones are those of the release."
@@ -51,7 +52,12 @@ class Previews:
 
     def look(self) -> None:
         """Take over a preview that has ended, or begin one if there is a new checkpoint and it is time."""
-        now = time.monotonic()
+        try:
+            self._look(time.monotonic())
+        except OSError:
+            self._next = float("inf")  # a full disk ends the samples, not the training
+
+    def _look(self, now: float) -> None:
         if self._child is not None:
             code = self._child.poll()
             if code is not None:
@@ -65,6 +71,15 @@ class Previews:
             if (saved := self._saved()) > self._seen:
                 self._seen, self._began = saved, now
                 self._child = self._start()
+
+    def draw(self) -> None:
+        """Draw samples of a training that was stopped, and wait for them; nothing without a checkpoint."""
+        self._next = 0.0
+        self._seen = 0
+        self.look()
+        while self._child is not None:
+            time.sleep(_WAIT)
+            self.look()
 
     def close(self) -> None:
         """End a preview that is being drawn."""
@@ -96,7 +111,7 @@ class Previews:
                 stderr=log,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=_lowest_priority,
+                preexec_fn=_low_priority,
             )
 
     def _end(self, code: int, now: float) -> None:
@@ -111,5 +126,6 @@ class Previews:
         write_json(self._folder / _RESULT, {"note": text}, private=True)
 
 
-def _lowest_priority() -> None:
-    os.nice(19)
+def _low_priority() -> None:
+    """About a tenth of a core where the training wants all of it."""
+    os.nice(10)

@@ -40,17 +40,24 @@ class Worker:
     def __init__(self, folder: Path, job: Job) -> None:
         self.folder, self.job = folder, job
         self._stop = folder / "stop"
+        trains = job.commands[0][0] == "train"
+        self._previews = Previews(folder, commands.output_folder(job.commands[0])) if trains else None
         self._status: dict[str, Any] = {"state": "queued", "worker": Process.of(os.getpid()).to_json()}
 
     def run(self) -> None:
         """Wait, run, and write the final state whatever happens."""
         self._write()
+        locks: list[int] | None = None
         try:
             locks = self._take_locks()
             self._finish("stopped" if locks is None else self._run_commands(locks))
         except BaseException:
             self._finish("failed")
             raise
+        for lock in locks or ():
+            os.close(lock)  # the next job need not wait for the samples
+        if self._status["state"] == "stopped" and self._previews is not None:
+            self._previews.draw()
 
     def _run_commands(self, locks: list[int]) -> str:
         for number, command in enumerate(self.job.commands):
@@ -71,20 +78,17 @@ class Worker:
         process = Process.of(child.pid).to_json()
         self._status.update(state="running", number=number, command=process, since=time.time())
         self._write()
-        previews = Previews(self.folder, commands.output_folder(command)) if command[0] == "train" else None
         asked = False
-        try:
-            while (code := child.poll()) is None:
-                if not asked and self._stop.exists():
-                    child.send_signal(signal.SIGINT)
-                    asked = True
-                if previews is not None and not asked:
-                    previews.look()
-                time.sleep(_PAUSE)
-            return code
-        finally:
-            if previews is not None:
-                previews.close()
+        while (code := child.poll()) is None:
+            if not asked and self._stop.exists():
+                child.send_signal(signal.SIGINT)
+                asked = True
+            if self._previews is not None:
+                self._previews.look()
+            time.sleep(_PAUSE)
+        if self._previews is not None:
+            self._previews.close()
+        return code
 
     def _finish(self, state: str) -> None:
         self._status.update(state=state, ended=time.time())

@@ -29,15 +29,13 @@ function followSlider(form) {
 
 // The progress of a job, from the server's event stream. Everything is set as text, never as markup.
 function followJob(job) {
-  if (["done", "failed", "stopped", "interrupted"].includes(job.dataset.state)) return;
+  if (job.dataset.ended === "true") return;
   const source = new EventSource(job.dataset.events);
   source.addEventListener("message", (event) => {
     const view = JSON.parse(event.data);
     showJob(job, view);
-    if (["done", "failed", "stopped", "interrupted"].includes(view.state)) {
-      source.close();
-      if (view.state === "done") window.location.assign(job.dataset.next);
-    }
+    if (view.ended || view.state === "done") source.close();
+    if (view.state === "done") window.location.assign(job.dataset.next);
   });
 }
 
