@@ -1,6 +1,6 @@
 """The page web.md, from the measurements that benchmarks/web.py wrote to web.json.
 
-python docs/results/web_page.py
+Run ``python docs/results/web_page.py`` to write it again.
 """
 
 from __future__ import annotations
