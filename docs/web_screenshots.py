@@ -50,7 +50,7 @@ def take(page: Page, address: str, name: str, kind: str) -> None:
     page.goto(address)
     page.wait_for_timeout(1500)
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    small = picture.quantize(80, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    small = picture.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     small.save(IMAGES / f"web-{name}-{kind}.png", optimize=True)
 
 
