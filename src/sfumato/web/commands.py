@@ -24,9 +24,9 @@ def line(arguments: Sequence[str]) -> str:
     return shlex.join(["sfumato", *arguments])
 
 
-def inspect(data: Path) -> list[str]:
+def inspect(data: Path, columns: Sequence[str] = ()) -> list[str]:
     """What is in a collection."""
-    return ["inspect", str(data), "--json"]
+    return ["inspect", str(data), *columns, "--json"]
 
 
 def plan(facts: PublicFacts) -> list[str]:

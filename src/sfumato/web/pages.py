@@ -104,14 +104,16 @@ class Pages:
         """What is in a collection, and the form for a plan."""
         found = contents.collection(self.workspace, self.jobs, name)
         inspection = found.inspection
+        given = suggested(inspection["next_command"]) if inspection else {}
+        columns = [f"--{name}={given[name]}" for name in ("image-column", "label-column") if name in given]
         return page(
             request,
             "collection.html.jinja",
             banner=INSIDE,
             collection=found,
             inspection=inspection,
-            command_line=commands.line(commands.inspect(found.path)),
-            suggested=suggested(inspection["next_command"]) if inspection else {},
+            command_line=commands.line(commands.inspect(found.path, columns)),
+            suggested=given,
             purposes=[(one, EPSILONS.index(one.epsilon)) for one in PURPOSES],
             stops=stops(),
             stops_json=stops_json(),
@@ -147,6 +149,7 @@ class Pages:
             view=view,
             final=view["state"] in FINAL,
             about=ABOUT.get(found.kind),
+            collection_path=next(iter(found.commands[0][1:]), ""),
             preview_command=commands.line(["preview", str(run)]),
         )
 
