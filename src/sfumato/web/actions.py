@@ -174,7 +174,7 @@ class Actions:
         run = self._finished(name)
         found = review_commands(self.workspace, run)
         if found is None:
-            raise Refused("this run was not made by the page, which does not know its collection")
+            raise Refused("the page does not know the collection of this run, or it is not there any more")
         return self._about_run("review", f"Review of {name}", found, run)
 
     def audit(self, name: str) -> Response:

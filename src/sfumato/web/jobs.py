@@ -7,6 +7,7 @@ needs to remember anything:
 ``status.json``   what the worker has come to
 ``progress.json`` public numbers of the running command
 ``log``           what the commands wrote to standard error; ``output-0`` … to standard output
+``preview.png``   first samples of a training, with ``preview.json``
 ``stop``          exists once someone asked to stop
 """
 

@@ -34,8 +34,8 @@ _FAILED = "No samples could be drawn from the last checkpoint; the training itse
 def shown(folder: Path) -> dict[str, Any]:
     """What the page of a training shows of its samples: a sentence, and the picture's version and classes if any."""
     found = read_json(folder / _RESULT) or {"note": _NOT_YET}
-    if "note" in found:
-        return {"note": found["note"], "version": None, "classes": []}
+    if "note" in found or not (folder / PICTURE).is_file():
+        return {"note": found.get("note", _NOT_YET), "version": None, "classes": []}
     version = (folder / PICTURE).stat().st_mtime_ns
     note = f"After {found['done']:,} of {found['total']:,} steps of “{found['part']}”, a row for each class."
     return {"note": note, "version": str(version), "classes": found["classes"]}
