@@ -165,7 +165,7 @@ def test_stop_go_on_a_killed_server_and_two_browsers(browser: Browser, root: Pat
         other.wait_for_url("**/runs/second")
         page.get_by_role("button", name="Go on").click()
         page.wait_for_url("**/jobs/*")
-        assert "--resume" in page.locator(".command pre").inner_text()
+        assert "--resume" in page.locator(".command pre").last.inner_text()
         page.locator("#parts label", has_text="training").wait_for()
         job = page.url.rpartition("/")[2]
         server.kill()
