@@ -56,6 +56,9 @@ def evaluate_command(
     neighbours: Annotated[
         Path | None, typer.Option(help="Write a PNG of synthetic images above their nearest PRIVATE ones. Internal.")
     ] = None,
+    side_by_side: Annotated[
+        Path | None, typer.Option(help="Folder for PNGs of PRIVATE and synthetic images of each class. Internal.")
+    ] = None,
     run: Annotated[
         Path | None, typer.Option(help="Write all of it into internal/ of this run, for 'sfumato report'.")
     ] = None,
@@ -67,6 +70,7 @@ def evaluate_command(
     from sfumato.evaluation.cache import default_folder
     from sfumato.evaluation.evaluate import evaluate
     from sfumato.evaluation.protocols import protocol_named
+    from sfumato.evaluation.side_by_side import write_side_by_side
     from sfumato.training.distributed import process_group
 
     chosen = protocol_named(protocol)
@@ -100,10 +104,13 @@ def evaluate_command(
         return
     if into is not None:
         json_file, neighbours = json_file or into / "evaluation.json", neighbours or into / "neighbours.png"
+        side_by_side = side_by_side or into / "side_by_side"
     if json_file is not None:
         write_json(json_file, result.to_json(), private=True)
     if neighbours is not None:
         _write_neighbours(neighbours, sets[0], train, test, device)
+    if side_by_side is not None:
+        write_side_by_side(side_by_side, sets[0], train)
     print_result(result)
     if into is not None:
         say(f"Written: {into}; 'sfumato report {run}' makes the pages")
