@@ -34,6 +34,7 @@ import gpu
 from gradient_contenders import CONTENDERS, Case, Sums, loss, make, norm_of
 from networks import MODELS
 from sfumato.privacy.gradients import Batch, PerClass, clipped_sum, loop
+from sfumato.training.memory import keep_freed_memory
 
 CLOCK: list[Callable[[], float]] = [time.perf_counter]
 SLOW, SLOW_ROUNDS = 0.5, 3
@@ -274,6 +275,7 @@ def main() -> None:
     # Opacus' hooks meet a first layer whose input needs no gradient, and torch says so at every step.
     warnings.filterwarnings("ignore", message="Full backward hook")
     torch.set_num_threads(given.threads)
+    keep_freed_memory()  # as the command does, for every contender
     CLOCK[0] = time.process_time if given.cpu_time else time.perf_counter
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.tf32
     device = torch.device(given.device)
