@@ -166,8 +166,9 @@ def compare(
     return rows
 
 
-def profile(case: Case) -> None:
-    """Plain and our own step, operation by operation."""
+def profile(case: Case) -> list[dict[str, object]]:
+    """Milliseconds of the operations that take most of a step, of a plain one and of our own."""
+    found: list[dict[str, object]] = []
     for contender in ("plain", "ours"):
         step = CONTENDERS[contender](case)
         for _ in range(3):
@@ -180,8 +181,12 @@ def profile(case: Case) -> None:
             _wait(case.batch.images.device)
         order = "self_cuda_time_total" if len(activities) > 1 else "self_cpu_time_total"
         print(f"\n{case.name} {case.batch.units}: {contender}")
-        for event in sorted(seen.key_averages(), key=lambda e: -_self_time(e, order))[:18]:
+        most = sorted(seen.key_averages(), key=lambda e: -_self_time(e, order))[:18]
+        for event in most:
             print(f"  {_self_time(event, order) / 1e3:9.2f} ms  {event.count:5d}  {event.key[:90]}")
+        operations = {event.key: round(_self_time(event, order) / 1e3, 2) for event in most}
+        found.append({"case": case.name, "units": case.batch.units, "contender": contender, "operations": operations})
+    return found
 
 
 def _self_time(event: object, order: str) -> float:
@@ -263,7 +268,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=list(CONTENDERS))
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
-    parser.add_argument("--profile", action="store_true", help="show where our own steps spend their time instead")
+    parser.add_argument("--profile", action="store_true", help="also show where plain and our own steps spend their time")
     parser.add_argument("--cpu-time", action="store_true", help="processor seconds, for a machine that others use too")
     parser.add_argument("--no-memory", action="store_true", help="leave peak memory out: it needs a process of its own")
     parser.add_argument("--out", type=Path)
@@ -288,11 +293,11 @@ def main() -> None:
     arithmetic = "bf16 autocast" if given.bf16 else "TF32" if given.tf32 and device.type == "cuda" else "float32"
     print(f"{machine}, {arithmetic}, torch {torch.__version__}, Python {platform.python_version()}\n", flush=True)
     rows: list[dict[str, object]] = []
+    profiles: list[dict[str, object]] = []
     for name, units, draws in cases:
         case = make(name, units, device, draws=draws, autocast=given.bf16)
         if given.profile:
-            profile(case)
-            continue
+            profiles += profile(case)
         rows += compare(case, given.only or list(CONTENDERS), rounds=given.rounds, loop_units=given.loop_units,
                         threads=0 if given.no_memory else given.threads)  # fmt: skip
     if given.classes:
@@ -300,8 +305,10 @@ def main() -> None:
     if rows:
         print(table(rows))
     if given.out:
-        given.out.write_text(json.dumps({"machine": machine, "arithmetic": arithmetic, "torch": torch.__version__,
-                                         "rows": rows}, indent=2) + "\n")  # fmt: skip
+        found = {"command": " ".join(["benchmarks/gradients.py", *sys.argv[1:]]), "machine": machine,
+                 "clock": "processor" if given.cpu_time else "wall", "arithmetic": arithmetic,
+                 "torch": torch.__version__, "rows": rows, "profiles": profiles}  # fmt: skip
+        given.out.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":
