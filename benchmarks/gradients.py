@@ -268,7 +268,9 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=list(CONTENDERS))
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
-    parser.add_argument("--profile", action="store_true", help="also show where plain and our own steps spend their time")
+    parser.add_argument(
+        "--profile", action="store_true", help="also show where plain and our own steps spend their time"
+    )
     parser.add_argument("--cpu-time", action="store_true", help="processor seconds, for a machine that others use too")
     parser.add_argument("--no-memory", action="store_true", help="leave peak memory out: it needs a process of its own")
     parser.add_argument("--out", type=Path)

@@ -49,7 +49,14 @@ def exactness() -> str:
                     "yes" if row.get("same bits in every order", True) else "no",
                 )
             )
-    head = ("network", "device", "arithmetic", "batch sizes", "largest movement ÷ clip norm", "same bits in every order")
+    head = (
+        "network",
+        "device",
+        "arithmetic",
+        "batch sizes",
+        "largest movement ÷ clip norm",
+        "same bits in every order",
+    )
     return lines(head, rows)
 
 

@@ -131,9 +131,7 @@ def _key(pixels: np.ndarray) -> bytes:
     return hashlib.sha256(f"{values.shape}".encode() + values.tobytes()).digest()
 
 
-def _count(
-    record: Record, found: Inspection, persons: Persons, known: set[bytes] | None, *, root: Path | None
-) -> None:
+def _count(record: Record, found: Inspection, persons: Persons, known: set[bytes] | None, *, root: Path | None) -> None:
     try:
         pixels = record.load(ImageTransform())
         person = persons.number(record)

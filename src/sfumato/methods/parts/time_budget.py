@@ -79,7 +79,8 @@ def settings_for_minutes(
     if left < 0.25 * planned:
         raise ValueError(
             f"teacher and latent generator alone take about {others / 60.0:.1f} minutes on this device; give more than "
-            f"{others / (45.0 * _PLANNED_SHARE):.1f} minutes" + ("" if on_cpu else ", or choose fewer teacher_steps or latent_steps")
+            f"{others / (45.0 * _PLANNED_SHARE):.1f} minutes"
+            + ("" if on_cpu else ", or choose fewer teacher_steps or latent_steps")
         )
     batch = method.sampling_rate * images
     rate = method.draws * batch / max(1e-9, seconds[_TRAINING])
