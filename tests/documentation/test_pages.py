@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-
-
 import pkgutil
 import re
 import subprocess
