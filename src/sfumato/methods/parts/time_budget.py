@@ -65,9 +65,9 @@ def settings_for_minutes(
 ) -> TimedSettings:
     """``method`` with steps and draws that fill ``minutes`` on this device, for ``images`` private images.
 
-    Steps that take 85 % of the time are planned, since a machine seldom keeps the speed of a short measurement. On a CPU
-    the method first gets the size of ``cpu_settings``. Teacher and latent generator stay as they are. Of the
-    time that is left, a fifth goes to the training on public images. Private training takes as many draws as leave it
+    Steps that take 85 % of the time are planned, since a machine seldom keeps the speed of a short measurement. On a
+    CPU the method first gets the size of ``cpu_settings``. Teacher and latent generator stay as they are. Of the time
+    that is left, a fifth goes to the training on public images. Private training takes as many draws as leave it
     at least 300 steps (80 on a CPU), since draws cost no privacy.
     """
     on_cpu = torch.device(device).type == "cpu"

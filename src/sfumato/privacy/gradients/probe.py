@@ -32,9 +32,9 @@ PROBED = 6
 PROBE_ROWS = 70
 """Rows of the largest probe: more than 64, from which some losses behave differently."""
 _ROUNDED_ROWS = 0.25
-"""The share of rows that may differ between batch sizes. In another size numbers are rounded otherwise, and an iterative
-function may follow the sign of a number near zero; a function of the batch size changes nearly every row. Private rows
-come in microbatches of one size, so that neither is a leak there."""
+"""The share of rows that may differ between batch sizes. In another size numbers are rounded otherwise, and an
+iterative function may follow the sign of a number near zero; a function of the batch size changes nearly every row.
+Private rows come in microbatches of one size, so that neither is a leak there."""
 
 _MIXES = (
     "changing one {0} moved another {0}'s {1}: the function or the model mixes the rows of a batch (a mean over "
