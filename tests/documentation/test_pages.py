@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import pkgutil
 import re
 import subprocess
@@ -158,15 +157,6 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
         assert not re.search(r'(<script[^>]* src|<link[^>]*stylesheet[^>]* href|<img[^>]* src)="?(https?:)?//', text), (
             page
         )
-
-
-def test_the_replay_table_is_that_of_the_result_file() -> None:
-    """Written by: python docs/results/replay.py"""
-    module = script("docs/results/replay.py")
-    page = module.PAGE.read_text(encoding="utf-8")
-    rows = json.loads(module.RESULT.read_text(encoding="utf-8"))["replays"]
-    assert module.table(rows) in page and module.rendered(page, rows) == page
-    assert not any(row["findings"] for row in rows)
 
 
 @pytest.mark.parametrize("name", ["checks.md", "engine.md"])
