@@ -17,6 +17,7 @@ the largest norm that one example adds, in units of the clip, in the arithmetic 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import platform
 import statistics
@@ -58,23 +59,24 @@ def peak(case: Case, contender: str) -> float:
     """MB above what lies there before the step. On a CPU: call it in a fresh process."""
     device = case.batch.images.device
     step = CONTENDERS[contender](case)
-    step(case.batch.take(0, min(4, case.batch.units)))
+    step(case.batch)
     if device.type == "cuda":
-        step(case.batch)
         _wait(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         step(case.batch)
         return (torch.cuda.max_memory_allocated(device) - before) / 2**20
-    before = _high_water()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the first step, which also checks and chooses
+    before = _resident("VmRSS")
     step(case.batch)
-    return _high_water() - before
+    return _resident("VmHWM") - before
 
 
-def _high_water() -> float:
-    """The process's peak resident memory in MB. (``getrusage`` would also count the parent's.)"""
+def _resident(kind: str) -> float:
+    """The process's resident memory in MB: VmRSS now, VmHWM at its peak. (``getrusage`` would count the parent's.)"""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) / 2**10
+    return float(next(line.split()[1] for line in lines if line.startswith(kind))) / 2**10
 
 
 def _peak_in_process(case: Case, contender: str, threads: int) -> float:
@@ -282,7 +284,8 @@ def main() -> None:
     # Opacus' hooks meet a first layer whose input needs no gradient, and torch says so at every step.
     warnings.filterwarnings("ignore", message="Full backward hook")
     torch.set_num_threads(given.threads)
-    keep_freed_memory()  # as the command does, for every contender
+    if not given.peak:
+        keep_freed_memory()  # as the command does, for every contender
     CLOCK[0] = time.process_time if given.cpu_time else time.perf_counter
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.tf32
     device = torch.device(given.device)

@@ -105,11 +105,13 @@ def profiles() -> str:
 
 
 def planted() -> str:
-    """Defects that were planted, and how many were caught."""
-    chosen, random = load("mutants-chosen"), load("mutants-random")
-    every = (("chosen, `mutants/chosen.toml`", chosen, "chosen"), ("random, `mutants/operators.py`", random, "run"))
-    rows = [(name, found[key], found["caught"], found[key] - found["caught"]) for name, found, key in every]
-    return lines(("defects", "planted", "caught", "survived"), rows)
+    """Defects that were planted, and how many were caught, by the part of the program."""
+    found = load("mutants-chosen")
+    parts: dict[str, list[bool]] = {}
+    for one in found["mutants"]:
+        parts.setdefault(one["file"].partition("/")[0], []).append(one["result"] == "caught")
+    rows = [(f"`{name}/`", len(caught), sum(caught)) for name, caught in sorted(parts.items())]
+    return lines(("defects in", "planted", "caught"), [*rows, ("all", found["chosen"], found["caught"])])
 
 
 TABLES: dict[str, Callable[[], str]] = {
