@@ -104,22 +104,11 @@ def profiles() -> str:
     return lines(("step", "operation", "plain, ms", "private, ms"), rows)
 
 
-def planted() -> str:
-    """Defects that were planted, and how many were caught, by the part of the program."""
-    found = load("mutants-chosen")
-    parts: dict[str, list[bool]] = {}
-    for one in found["mutants"]:
-        parts.setdefault(one["file"].partition("/")[0], []).append(one["result"] == "caught")
-    rows = [(f"`{name}/`", len(caught), sum(caught)) for name, caught in sorted(parts.items())]
-    return lines(("defects in", "planted", "caught"), [*rows, ("all", found["chosen"], found["caught"])])
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "exactness": exactness,
     "kills": kills,
     "gradients": gradients,
     "profiles": profiles,
-    "planted": planted,
 }
 
 
