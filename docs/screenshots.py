@@ -1,9 +1,9 @@
-"""Make the pictures of report.md from drawn digits: one run, its evaluation and report, and a browser.
+"""Make the pictures of report.md from drawn digits: a run with its report, a comparison, and a browser.
 
-    PYTHONPATH=tests python docs/screenshots.py FOLDER [COMPARISON]
+    PYTHONPATH=tests python docs/screenshots.py FOLDER
 
-``FOLDER`` keeps the run; with one that is finished only the pictures are made again. ``COMPARISON`` is a finished
-comparison, whose page is shown as well. The pictures are written to docs/images.
+``FOLDER`` keeps the run and a comparison; with one that is finished only the pictures are made again. The pictures are
+written to docs/images.
 """
 
 from __future__ import annotations
@@ -16,25 +16,28 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from browser import PHONE, Browser
+from browser import DESKTOP, PHONE, Browser
 from sfumato.data.digits import draw_digits
 
 IMAGES = Path(__file__).parent / "images"
 SETTINGS = ("features=1000", "iterations=500", "batch_size=100", "learning_rate=0.003", "length_scale=5")
-WINDOW = (960, 900)
+NOTES = ("purpose=teaching", "controller=Example Hospital", "contact=data@example.org", "retention=until 2030")
+METHODS = "dp-merf,dp-vae,privae,dp-lflow"
+SHORT = ("steps=100", "dp-merf.iterations=300", "dp-merf.batch_size=100", "dp-merf.learning_rate=0.003")
 
 
-def main(folder: Path, comparison: Path | None = None) -> None:
-    run = folder / "run"
+def main(folder: Path) -> None:
+    run, comparison = folder / "run", folder / "comparison"
     if not (run / "public.html").exists():
         make_run(folder, run)
+    if not (comparison / "comparison.html").exists():
+        make_comparison(folder, comparison)
     pages = {"public": run / "public.html", "internal": run / "internal" / "internal.html"}
-    if comparison is not None:
-        pages["comparison"] = comparison / "comparison.html"
+    pages["comparison"] = comparison / "comparison.html"
     IMAGES.mkdir(exist_ok=True)
     with Browser() as browser:
         for name, page in pages.items():
-            for kind, size, height in (("desktop", WINDOW, 1300), ("phone", PHONE, 1250)):
+            for kind, size, height in (("desktop", DESKTOP, 1700), ("phone", PHONE, 1400)):
                 visit = browser.open(page, size)
                 if visit.problems:
                     raise RuntimeError(f"{page}: {visit.problems}")
@@ -45,20 +48,29 @@ def main(folder: Path, comparison: Path | None = None) -> None:
 
 
 def make_run(folder: Path, run: Path) -> None:
-    """Train DP-MERF on drawn digits, evaluate 2,000 samples and write the report."""
+    """Train DP-MERF on drawn digits, evaluate 2,000 samples, audit and write the report."""
     folder.mkdir(parents=True, exist_ok=True)
     data = {"digits": draw_digits(3000, seed=1), "fresh": draw_digits(1000, seed=2)}
     for name, drawn in data.items():
         np.savez(folder / f"{name}.npz", images=drawn.pixels[:, 0], labels=drawn.labels)
     digits, fresh, synthetic = (str(folder / name) for name in ("digits.npz", "fresh.npz", "synthetic"))
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
-    sfumato("train", digits, "--method", "dp-merf", "--epsilon", "1", "--classes", "10", "--out", str(run), *settings)
+    settings += [word for note in NOTES for word in ("--note", note)]
+    words = ("--method", "dp-merf", "--epsilon", "1", "--classes", "10", "--declared-size", "3000")
+    sfumato("train", digits, *words, "--release-accuracy", "30", "--out", str(run), *settings)
     sfumato("sample", str(run), "--count", "2000", "--out", synthetic)
-    results = ["--json", str(run / "internal" / "evaluation.json")]
-    results += ["--neighbours", str(run / "internal" / "neighbours.png")]
     real = ["--real", digits, "--real-test", fresh, "--seeds", "2", "--no-inception", "--device", "cpu"]
-    sfumato("evaluate", synthetic, *real, *results)
+    sfumato("evaluate", synthetic, *real, "--run", str(run))
+    sfumato("audit", "release", str(run), "--pairs", "4")
     sfumato("report", str(run))
+
+
+def make_comparison(folder: Path, out: Path) -> None:
+    """Compare four methods with short trainings."""
+    settings = [word for setting in SHORT for word in ("--set", setting)]
+    data = (str(folder / "digits.npz"), "--test", str(folder / "fresh.npz"), "--classes", "10")
+    words = ("--methods", METHODS, "--seeds", "2", "--images", "1000", "--no-inception", "--device", "cpu")
+    sfumato("compare", *data, *words, "--jobs", "1", *settings, "--out", str(out))
 
 
 def sfumato(*words: str) -> None:
@@ -66,4 +78,4 @@ def sfumato(*words: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:3]))
+    main(Path(sys.argv[1]))

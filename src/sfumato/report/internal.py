@@ -10,11 +10,13 @@ from typing import Any
 from markupsafe import Markup
 
 from sfumato.evaluation.results import REAL, EvaluationResult, MemorisationSummary
+from sfumato.evaluation.side_by_side import CLASSES_AT_MOST
 from sfumato.privacy.events import RawAccess
 from sfumato.release.card import Card
 from sfumato.report.chart import Bar, Point, Series, bars, curve
 from sfumato.report.folder import RunFolder
 from sfumato.report.tables import Table, counts_text, left_out_text, measurement_table, mebibytes_text, seconds_text
+from sfumato.report.verdict import verdict
 from sfumato.report.watermark import render_not_private
 
 
@@ -33,11 +35,21 @@ class _Memorisation:
 
 
 @dataclass(frozen=True)
+class _SideBySide:
+    classes: tuple[str, ...]
+    real: str
+    synthetic: str
+    note: str
+
+
+@dataclass(frozen=True)
 class _RunSection:
     title: str
+    verdict: str
     evaluations: list[_Evaluation]
     memorisation: _Memorisation | None
     neighbours: str | None
+    side_by_side: _SideBySide | None
     cost: list[tuple[str, str]]
 
 
@@ -71,11 +83,22 @@ def _section(run: RunFolder, card: Card) -> _RunSection:
     found = next((one.memorisation for one in evaluations if one.memorisation is not None), None)
     return _RunSection(
         title=f"{run.name}: {card.method}, ε = {epsilon_text(card)}",
+        verdict=verdict(card, evaluations),
         evaluations=[_evaluation(one) for one in evaluations],
         memorisation=None if found is None else _memorisation(found),
         neighbours=run.neighbours(),
+        side_by_side=_side_by_side(run, card),
         cost=_cost(run.cost(), card),
     )
+
+
+def _side_by_side(run: RunFolder, card: Card) -> _SideBySide | None:
+    found = run.side_by_side()
+    if found is None:
+        return None
+    which = "each class" if len(card.classes) <= CLASSES_AT_MOST else f"each of the first {CLASSES_AT_MOST} classes"
+    note = f"A row for {which}. The left images are PRIVATE; the right ones are drawn from the release."
+    return _SideBySide(card.classes[:CLASSES_AT_MOST], *found, note)
 
 
 def _curves(runs: Sequence[RunFolder], cards: Sequence[Card]) -> list[_Curve]:
@@ -105,7 +128,6 @@ def _chart(found: dict[tuple[str, float], list[float]], real: tuple[str, float] 
         x="ε spent (left: more private)",
         y=f"{real[0] if real else ''} accuracy on real test images, %".strip(),
         references={} if real is None else {REAL: real[1]},
-        within=(0.0, 100.0),
     )
 
 
