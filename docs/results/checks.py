@@ -46,7 +46,7 @@ def exactness() -> str:
                     row["arithmetic"] + (", compiled" if row["compiled"] else ""),
                     f"{len(sizes)} from {min(sizes)} to {max(sizes):,}",
                     f"{max(kind['largest'] for kind in kinds):.6f}",
-                    "yes" if row.get("same bits in every order", True) else "no",
+                    {True: "yes", False: "no", None: "not measured"}[row.get("same bits in every order")],
                 )
             )
     head = (
@@ -72,7 +72,8 @@ def kills() -> str:
     }
     rows = [(names[which], *(row.get(outcome, 0) for outcome in outcomes)) for which, row in found["outcomes"].items()]
     words = {"finished": "finished", "RunRefused": "refused", "AnswerLost": "refused, a step counts as spent"}
-    return lines(("resumed with the ledger", *(words.get(outcome, outcome) for outcome in outcomes)), rows)
+    table = lines(("resumed with the ledger", *(words.get(outcome, outcome) for outcome in outcomes)), rows)
+    return f"{found['kills']} kills of {found['variants']} variants, {found['unsound']} of them unsound.\n\n{table}"
 
 
 def gradients() -> str:
