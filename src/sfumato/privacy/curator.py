@@ -221,7 +221,7 @@ class Curator:
         for done, item in enumerate(items, start=1):
             yield item
             if self._checkpoint:
-                self._checkpoint.save(name, done, keep or {}, ())
+                self._checkpoint.save(name, done, keep or {}, (), last=False)
             if done == total or done % max(1, total // 50) == 0:
                 self._report(name, done, total)
 
