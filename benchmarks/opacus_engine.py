@@ -17,6 +17,8 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -146,7 +148,7 @@ def main() -> None:
             found[engine].append(json.loads(done.stdout.splitlines()[-1]))
             print(engine, found[engine][-1], file=sys.stderr)
     made = provenance("python benchmarks/opacus_engine.py", "cpu")
-    made.versions["opacus"] = __import__("opacus").__version__  # type: ignore[index]
+    made = replace(made, versions={**made.versions, "opacus": version("opacus")})
     title = "DP-VAE's network on drawn digits by two engines, with the same batches, clip and noise"
     rows = tuple(row(engine, found[engine]) for engine in ENGINES)
     ResultSet("opacus-engine", title, "full", made, rows).save(chosen.results / "opacus-engine.json", private=False)

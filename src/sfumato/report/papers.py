@@ -78,7 +78,7 @@ def caption(entry: Entry, result: ResultSet) -> list[str]:
         size = trained[0].images
         images = "" if size is None else f", {size:,} synthetic images"
         if result.scale == "small":
-            most = Scale.of("small", entry).records
+            most = max(row.data.records or 0 for row in trained)
             found.append(
                 f"SMALL SCALE: at most {most:,} records{images}, {trainings}, {_steps(result)}. "
                 "It shows that the entry runs and reproduces nothing."
