@@ -5,7 +5,8 @@
 Only files are drawn whose command is recorded, ran on a CPU and takes minutes. A value agrees if the difference of the
 means is what the spread of the trainings explains, by Student's t at a level of .01; a file agrees if no more of its
 values lie outside than such a level lets expect (the .99 quantile of the binomial distribution). A file with one
-training of each setting has no spread of its own; its command is run three times, and the spread is that of the new runs.
+training of each setting has no spread of its own; its command is run three times, and the spread is that of the new
+runs.
 """
 
 from __future__ import annotations

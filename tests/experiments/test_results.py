@@ -71,7 +71,7 @@ REGIONS = [
 @pytest.mark.parametrize(("path", "region"), REGIONS, ids=[path.stem for path, _ in REGIONS])
 def test_any_changed_digit_of_a_rendered_table_is_noticed(path: Path, region: re.Match[str]) -> None:
     text, random = path.read_text(encoding="utf-8"), np.random.default_rng(region.start())
-    places = [place for place in range(*region.span("body")) if text[place].isdigit()]
+    places = [place for place in range(*region.span("body")) if text[place].isdecimal()]
     for place in random.choice(places, size=min(5, len(places)), replace=False):
         changed = text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :]
         assert rendered(changed, RESULTS) == text, "the digit is written again from the files"

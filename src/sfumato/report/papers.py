@@ -8,7 +8,7 @@ from html import escape
 from sfumato.experiments.papers.entries import Entry, Paper, Value
 from sfumato.experiments.papers.layout import EntryRow
 from sfumato.experiments.papers.result import Compared, compared, entry_name
-from sfumato.experiments.papers.scale import REPETITIONS, Scale
+from sfumato.experiments.papers.scale import REPETITIONS
 from sfumato.experiments.results import Measured, ResultSet
 from sfumato.experiments.training import release_for
 from sfumato.report.chart import figure
@@ -78,9 +78,10 @@ def caption(entry: Entry, result: ResultSet) -> list[str]:
         size = trained[0].images
         images = "" if size is None else f", {size:,} synthetic images"
         if result.scale == "small":
-            most = max(row.data.records or 0 for row in trained)
+            known = [row.data.records for row in trained if row.data.records is not None]
+            records = f"at most {max(known):,} records" if known else "a part of the records"
             found.append(
-                f"SMALL SCALE: at most {most:,} records{images}, {trainings}, {_steps(result)}. "
+                f"SMALL SCALE: {records}{images}, {trainings}, {_steps(result)}. "
                 "It shows that the entry runs and reproduces nothing."
             )
         else:
