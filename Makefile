@@ -36,7 +36,7 @@ dist: $(INSTALLED)
 # Sfumato and every package that it needs, for machines without a network (docs/how-to/install-offline.md).
 wheelhouse: $(INSTALLED)
 	rm -rf wheelhouse
-	$(BIN)/python -m pip wheel -q -c constraints.txt -w wheelhouse '.[dicom,eval,report,web]'
+	$(BIN)/python -m pip wheel -q -c constraints.txt -w wheelhouse '.[dicom,eval,report,sign,web]'
 
 # The pages are tested in a real browser.
 browser:

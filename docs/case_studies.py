@@ -58,7 +58,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
         axes.scatter([measured], [place], color=colour, s=60, zorder=3)
         right = measured > claimed
         shift = {"xytext": (8 if right else -8, -4), "textcoords": "offset points", "ha": "left" if right else "right"}
-        axes.annotate(f"≥ {measured:.1f}", (measured, place), color=colour, **shift)
+        axes.annotate(f"≥ {measured:.2f}", (measured, place), color=colour, **shift)
     axes.set_yticks(range(len(found)), [one["name"] for one in reversed(found)])
     axes.set_xlim(0, 24)
     axes.set_xlabel("ε: the claim (line) and what an attack found (dot)")

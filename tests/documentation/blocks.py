@@ -26,7 +26,7 @@ BLOCK = re.compile(
 )
 NOT_RUN = ("gpu", "cluster", "fragment")
 # Run by tests/documentation/test_packages.py and by whoever runs the suite.
-INSTALLING = ("pip", "make", "git", "cd", "python3", "podman", ".venv/bin/pip", "unshare")
+INSTALLING = ("pip", "make", "git", "cd", "python3", "podman", "sfumato-env/bin/pip", "unshare")
 MOST_IMAGES = 120
 
 

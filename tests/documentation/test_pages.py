@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import pkgutil
 import re
 import subprocess
 import sys
@@ -11,8 +13,7 @@ from types import ModuleType
 
 import pytest
 
-import sfumato
-from documentation.blocks import BLOCK, ROOT, pages
+from documentation.blocks import BLOCK, ROOT, blocks, pages
 
 TEXTS = [*pages(), *(ROOT / name for name in ("CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md"))]
 TEXTS += sorted((ROOT / "src").rglob("*.md"))
@@ -109,17 +110,35 @@ def test_the_case_studies_are_those_of_the_result_file() -> None:
     assert changed != page and module.rendered(changed) == page
 
 
-def test_the_api_reference_has_every_public_name() -> None:
-    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference" / "api").glob("*.md"))
-    documented = set(re.findall(r"^::: sfumato\.([\w.]+)$", text, re.MULTILINE))
-    for public, module in sfumato._MODULES.items():
-        assert any(one.startswith(module) and one.endswith(f".{public}") for one in documented), public
-    for one in documented:
-        found: object = sfumato
-        for part in one.split("."):
-            found = (
-                getattr(found, part) if hasattr(found, part) else importlib.import_module(f"{found.__name__}.{part}")
-            )  # type: ignore[attr-defined]
+API = sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))
+PUBLIC_MODULES = (
+    "sfumato",
+    "sfumato.data",
+    "sfumato.methods",
+    "sfumato.privacy",
+    "sfumato.privacy.gradients",
+    "sfumato.release",
+)
+
+
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
+def test_the_api_reference_has_every_public_name_and_an_example_that_uses_it(module: str) -> None:
+    """The blocks themselves are run by test_commands.py, doctests by test_public_names.py."""
+    text = "".join(path.read_text(encoding="utf-8") for path in API)
+    documented = [pkgutil.resolve_name(name) for name in re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)]
+    examples = "".join(block.body for path in API for block in blocks(path) if block.language == "python")
+    public = importlib.import_module(module)
+    for one in sorted(set(public.__all__) - {"__version__"}):
+        found = getattr(public, one)
+        assert any(found is other for other in documented), f"{module}.{one} is not in docs/reference/api"
+        assert re.search(rf"\b{one}\b", examples), f"no example in docs/reference/api uses {module}.{one}"
+
+
+@pytest.mark.parametrize("section", ("tutorials", "how-to", "explanation", "reference", "reference/api", "results"))
+def test_the_index_of_a_section_links_to_each_of_its_pages(section: str) -> None:
+    folder = ROOT / "docs" / section
+    linked = set(LINK.findall((folder / "index.md").read_text(encoding="utf-8")))
+    assert {page.name for page in folder.glob("*.md")} - {"index.md"} <= linked
 
 
 def test_every_page_has_one_title() -> None:
