@@ -1,9 +1,11 @@
-"""Kills one of three processes of a training at random moments, then resumes with two and checks the ledger.
+"""Kills one of three processes of a training with SIGKILL at random moments, then resumes with two of them.
 
-    python benchmarks/killed_processes.py --kills 20 --out docs/results/killed-processes.json
+    python benchmarks/killed_processes.py --kills 20 --out docs/results/killed-ranks.json
+    python benchmarks/killed_processes.py --kills 1
 
-A moment is a random number of seconds after the start, from 0 to what a whole run takes. For every kill the result says
-how long the other processes took to end, how many steps were on the ledger then, and what the release states.
+``torchrun`` starts the processes, as on a cluster. A moment is a random time after they have started, from 0 to what a
+whole run takes. For every kill the result says how long the other processes took to end, how many steps were on the
+ledger then, and what the release states.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,89 +24,129 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from sfumato.methods.registry import load
 from sfumato.privacy import Ledger
 
-STEPS, EPSILON = 40, 3.0
+STEPS, EPSILON, PROCESSES = 40, 3.0, 3
+LONGEST = 120.0  # seconds after which processes that have not ended are taken to hang
 
 
-def start(command: list[str], size: int) -> list[subprocess.Popen[bytes]]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
-    size_words = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            [sys.executable, *command],
-            env={**os.environ, **address, **size_words, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for rank in range(size)
-    ]
-
-
-def command(data: Path, out: Path, *, resume: bool) -> list[str]:
+def start(data: Path, out: Path, size: int, *, resume: bool) -> subprocess.Popen[bytes]:
+    """``torchrun`` with a small training."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--max-restarts", "0", "--nproc-per-node", str(size)]
     method = ["--method", "dp-vae", "--set", f"steps={STEPS}", "--set", "width=8", "--device", "cpu"]
     budget = ["--epsilon", str(EPSILON), "--delta", "1e-5", "--classes", "2", "--declared-size", "400"]
-    return ["-m", "sfumato", "train", str(data), *method, *budget, "--out", str(out), *["--resume"] * resume]
+    words = ["-m", "sfumato", "train", str(data), *method, *budget, "--out", str(out), *["--resume"] * resume]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, *launch, *words], env=environment, stdout=-3, stderr=-3)
+
+
+def ranks(launcher: subprocess.Popen[bytes], size: int) -> list[int]:
+    """The process ids of the ranks, as soon as all of them have started; none if the launcher has ended."""
+    while launcher.poll() is None:
+        found = {}
+        for children in Path(f"/proc/{launcher.pid}/task").glob("*/children"):
+            for process in children.read_text().split():
+                if (rank := _rank(process)) is not None:
+                    found[rank] = int(process)
+        if len(found) == size:
+            return [found[rank] for rank in range(size)]
+        time.sleep(0.01)
+    return []
+
+
+def _rank(process: str) -> int | None:
+    try:
+        words = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return next((int(word[5:]) for word in words if word.startswith(b"RANK=")), None)
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def ended(launcher: subprocess.Popen[bytes], processes: list[int]) -> float | None:
+    """Seconds until the launcher and all processes have ended; None if they hang."""
+    begun = time.monotonic()
+    while time.monotonic() < begun + LONGEST:
+        if launcher.poll() is not None and not any(alive(process) for process in processes):
+            return time.monotonic() - begun
+        time.sleep(0.01)
+    for process in processes:
+        if alive(process):
+            os.kill(process, signal.SIGKILL)
+    launcher.kill()
+    launcher.wait()
+    return None
 
 
 def one_kill(folder: Path, data: Path, moment: float, victim: int) -> dict[str, Any]:
+    """Kill, look at the ledger, resume with one process fewer, and look at the release."""
     out = folder / "run"
-    processes = start(command(data, out, resume=False), 3)
-    time.sleep(moment)
-    killed_at = time.monotonic()
-    processes[victim].send_signal(signal.SIGKILL)
-    finished = [process.wait() for process in processes]
-    ended = time.monotonic() - killed_at
     ledger = out / "ledger.jsonl"
-    charged = sum(event.steps for event in Ledger.read(ledger).events()) if ledger.exists() else 0  # type: ignore[union-attr]
-    found = {"moment": moment, "victim": victim, "seconds_to_the_end_of_all": ended, "charged_steps": charged}
-    if (out / "release").exists():  # killed when everything was written
-        resumed = [0]
+    launcher = start(data, out, PROCESSES, resume=False)
+    processes = ranks(launcher, PROCESSES)
+    time.sleep(moment)
+    if alive(processes[victim]):
+        os.kill(processes[victim], signal.SIGKILL)
+    seconds = ended(launcher, processes)
+    found: dict[str, Any] = {"moment": moment, "victim": victim, "seconds_to_the_end_of_all": seconds}
+    before = Ledger.read(ledger) if ledger.exists() else None  # raises if it is damaged
+    found["charged_steps"] = 0 if before is None else sum(event.steps for event in before.events())  # type: ignore[union-attr]
+    found["finished_before_the_kill"] = launcher.returncode == 0
+    if not found["finished_before_the_kill"]:
+        # A run that had spent nothing when it was interrupted begins again.
+        again = start(data, out, PROCESSES - 1, resume=(out / "internal" / "run.json").exists())
+        resumed = again.wait()
     else:
-        # A run that had spent nothing when it was interrupted leaves no folder, and begins again.
-        begun = (out / "internal" / "run.json").exists()
-        resumed = [process.wait() for process in start(command(data, out, resume=begun), 2)]
-    release = load(out / "release")
-    events = Ledger.read(ledger).events()
+        resumed = 0
+    card, after = load(out / "release").card, Ledger.read(ledger)
     checks = {
-        "all processes ended": all(status != 0 for status in finished) or (out / "release").exists(),
-        "resumed with two": all(status == 0 for status in resumed),
-        "certified": release.card.guarantee == "certified" and release.card.epsilon <= EPSILON,
-        "planned steps": sum(event.steps for event in events) == STEPS,  # type: ignore[union-attr]
-        "card and ledger agree": tuple(release.card.events) == tuple(events),
+        "all processes ended": seconds is not None,
+        "resumed with one process fewer": resumed == 0,
+        "nothing was lost from the ledger": before is None or after.holds(*before.head),
+        "certified within the budget": card.guarantee == "certified" and card.epsilon <= EPSILON,
+        "planned number of steps": sum(event.steps for event in card.events if event.name == "training") == STEPS,
+        "card and ledger agree": tuple(card.events) == tuple(after.events(card.run)),
     }
-    return {**found, "epsilon": release.card.epsilon, "checks": checks, "passed": all(checks.values())}
+    return {**found, "epsilon": card.epsilon, "checks": checks, "passed": all(checks.values())}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    rng = np.random.default_rng(0)
     chance = random.Random(0)
+    found: dict[str, Any] = {"command": f"python benchmarks/killed_processes.py --kills {arguments.kills}"}
+    found |= {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
+    found |= {"processes": PROCESSES, "epsilon": EPSILON, "steps": STEPS, "runs": []}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data.npz"
-        np.savez(data, images=rng.integers(0, 256, (400, 28, 28), dtype=np.uint8), labels=np.arange(400) % 2)
+        images = np.random.default_rng(0).integers(0, 256, (400, 28, 28), dtype=np.uint8)
+        np.savez(data, images=images, labels=np.arange(400) % 2)
+        launcher = start(data, Path(folder) / "whole", PROCESSES, resume=False)
+        ranks(launcher, PROCESSES)
         begun = time.monotonic()
-        for process in start(command(data, Path(folder) / "whole", resume=False), 3):
-            process.wait()
-        whole = time.monotonic() - begun
-        kills = []
+        launcher.wait()
+        found["seconds_of_a_whole_run"] = whole = time.monotonic() - begun
         for number in range(arguments.kills):
             place = Path(folder) / str(number)
             place.mkdir()
-            kills.append(one_kill(place, data, chance.uniform(0.0, whole), chance.randrange(3)))
-            print(json.dumps(kills[-1]), flush=True)
-    passed = sum(kill["passed"] for kill in kills)
-    print(f"{passed} of {len(kills)} passed")
-    if arguments.out:
-        found = {"kills": len(kills), "passed": passed, "seconds_of_a_whole_run": whole, "runs": kills}
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+            found["runs"].append(one_kill(place, data, chance.uniform(0.0, whole), chance.randrange(PROCESSES)))
+            print(json.dumps(found["runs"][-1]), flush=True)
+            found["kills"] = len(found["runs"])
+            found["passed"] = sum(kill["passed"] for kill in found["runs"])
+            if arguments.out:
+                arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{found['passed']} of {found['kills']} passed")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
-"""What large collections and several processes cost: coins, batches, reading, and training in two processes.
+"""What several processes gain and cost: coins, noise, the exchange of sums, and training in one process and in two.
 
-    python benchmarks/scale.py coins batches reading training --out docs/results/scale.json
+    python benchmarks/scale.py coins noise exchange training --out docs/results/scale.json
+    python benchmarks/scale.py coins noise exchange training --rehearse
 
-Every figure stands beside the wall time and the processor time it took, since a machine may be busy with other work.
+Needs two quiet cores. ``training`` compares a step of one process with a step of two, one thread each, and with two
+processes that know nothing of each other: what those reach is what the machine allows, whose cores share memory and
+cache. The three are repeated in turn. ``benchmarks/reading.py`` measures how large collections are read.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
-import resource
+import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,161 +24,145 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
-from PIL import Image
 
-from sfumato.data import read
-from sfumato.data.cache import MappedRows
 from sfumato.methods import find
 from sfumato.privacy import NoGuarantee, PrivateRecords
+from sfumato.privacy.distributed import World
 from sfumato.privacy.randomness import Randomness
-from sfumato.privacy.sampling import Units
 from sfumato.training.distributed import process_group
 
 SHAPE = (1, 28, 28)
-BATCH = 512
+METHOD = "dp-vae"
 
 
-def timed(work: Callable[[], object], *, repeats: int = 1) -> dict[str, float]:
-    """Wall and processor seconds of one call, children included; the smallest of ``repeats``."""
+def median(work: Callable[[int], object], repeats: int) -> float:
+    """Seconds of one call, which is given its number."""
     found = []
-    for _ in range(repeats):
-        wall, processor = time.perf_counter(), _processor()
-        work()
-        found.append((time.perf_counter() - wall, _processor() - processor))
-    return {"wall": min(w for w, _ in found), "processor": min(p for _, p in found)}
+    for number in range(repeats):
+        begun = time.perf_counter()
+        work(number)
+        found.append(time.perf_counter() - begun)
+    return statistics.median(found)
 
 
-def _processor() -> float:
-    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+def coins(folder: Path, *, rehearse: bool) -> dict[str, Any]:
+    """Seconds to draw a batch from ten thousand to a billion ids."""
+    cases = [(10**4, 512), (10**6, 512), (10**7, 512), (10**8, 512), (10**9, 512), (10**9, 65_536)]
+    return {f"{batch} of {units}": median(_coins_of(units, batch), 5 if rehearse else 200) for units, batch in cases}
 
 
-def anonymous_memory() -> int:
-    """Bytes of this process that are not pages of a file."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return 1024 * int(line.split()[1])
-    return 0
-
-
-def coins(folder: Path) -> dict[str, Any]:
-    """Drawing a batch of 512 from ten thousand to a hundred million ids."""
+def _coins_of(units: int, batch: int) -> Callable[[int], object]:
     randomness = Randomness(0)
-    found = {}
-    for units in (10**4, 10**6, 10**7, 10**8):
-        rate = BATCH / units
-        steps = iter(range(100))
-        found[str(units)] = timed(lambda: randomness.coins(units, rate, "bench", next(steps)), repeats=5)  # noqa: B023
-    return found
+    return lambda step: randomness.coins(units, batch / units, "bench", step)
 
 
-def batches(folder: Path) -> dict[str, Any]:
-    """Drawing and fetching a batch of 512 images of 28 × 28, at ten thousand and at ten million."""
-    found: dict[str, Any] = {}
-    for count in (10**4, 10**7):
-        file = folder / f"pixels-{count}"
-        with file.open("wb") as sparse:
-            sparse.truncate(count * 784)  # a file with holes: nothing is stored
-        pixels = MappedRows(file, dtype=np.uint8, mode="r", shape=(count, *SHAPE))
-        pixels._handle = os.open(file, os.O_RDONLY)
-        labels = np.zeros(count, dtype=np.int8)
-        records = PrivateRecords(pixels, labels)
-        units, randomness = Units(records, "image", max_images=1), Randomness(0)
-        steps = iter(range(100))
-
-        def batch() -> None:
-            chosen = units.sample(randomness, BATCH / count, "bench", next(steps))  # noqa: B023
-            records._fetch(chosen, torch.device("cpu"))  # noqa: B023
-
-        batch()
-        found[str(count)] = {**timed(batch, repeats=10), "anonymous_bytes": anonymous_memory()}
-    return found
-
-
-def _png(pixels: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "png")
-    return buffer.getvalue()
-
-
-def reading(folder: Path, count: int = 40_000) -> dict[str, Any]:
-    """PNG files in parquet by one and by two processes, and raw arrays."""
-    rng = np.random.default_rng(0)
-    kinds = [_png(rng.integers(0, 256, (28, 28), dtype=np.uint8)) for _ in range(1000)]
-    table = {"image": [{"bytes": kinds[row % 1000], "path": None} for row in range(count)]}
-    pq.write_table(pa.table({**table, "label": np.arange(count) % 10}), folder / "images.parquet", row_group_size=1000)
-    found: dict[str, Any] = {"images": count}
-    for workers in (1, 2):
-        cache = folder / f"cache-{workers}"
-        work = timed(lambda: read(folder / "images.parquet", classes=10, workers=workers, cache=cache))  # noqa: B023
-        found[f"parquet, {workers} processes"] = {**work, "per_second": count / work["wall"]}
-    raw = 5 * count
-    np.savez(folder / "raw.npz", images=np.zeros((raw, 28, 28), np.uint8), labels=np.arange(raw) % 10)
-    work = timed(lambda: read(folder / "raw.npz", classes=10, cache=folder / "cache-raw"))
-    found["raw arrays"] = {**work, "per_second": raw / work["wall"], "images": raw}
-    found["anonymous_bytes"] = anonymous_memory()
-    return found
-
-
-def training(folder: Path) -> dict[str, Any]:
-    """The steps of a gradient-bound method in one process and in two, one thread each."""
-    found: dict[str, Any] = {}
-    for processes in (1, 2):
-        out = folder / f"{processes}.json"
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        command = [sys.executable, *launch, __file__, "worker", "--out", str(out)]
-        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        found[str(processes)] = json.loads(out.read_text())
-    one, two = found["1"], found["2"]
-    found["speed-up"] = one["seconds_per_step"] / two["seconds_per_step"]
-    found["processor seconds, one ÷ the slower of two"] = one["processor_per_step"] / two["processor_per_step"]
-    return found
-
-
-def worker(out: Path) -> None:
-    """One process of ``training``: seconds of a step after the first ones."""
+def noise(folder: Path, *, rehearse: bool) -> dict[str, Any]:
+    """Seconds to draw the noise of a million parameters, on one thread."""
     torch.set_num_threads(1)
-    count, steps = 40_960, 6
+    randomness, parameters = Randomness(0), 10**6
+    seconds = median(lambda step: randomness.gaussian(parameters, torch.device("cpu"), "n", step), 2 if rehearse else 9)
+    return {"parameters": parameters, "seconds": seconds}
+
+
+def exchange(folder: Path, *, rehearse: bool) -> dict[str, Any]:
+    """Seconds to add the sums of a million parameters over two processes of this machine (gloo)."""
+    return _launched("exchange-worker", 2, folder / "exchange.json", rehearse=rehearse)
+
+
+def exchange_worker(world: World, *, rehearse: bool) -> dict[str, Any]:
+    parameters = 10**6
+    limbs = torch.ones(2, parameters, dtype=torch.int64)
+    world.all_reduce(limbs)
+    seconds = median(lambda number: world.all_reduce(limbs), 3 if rehearse else 30)
+    return {"parameters": parameters, "bytes": 16 * parameters, "seconds": seconds}
+
+
+def training(folder: Path, *, rehearse: bool) -> dict[str, Any]:
+    """Seconds of a step: alone, two processes together, and two that know nothing of each other."""
+    rounds: dict[str, list[float]] = {"one": [], "two": [], "apart": []}
+    facts: dict[str, Any] = {}
+    for number in range(1 if rehearse else 3):
+        for kind, found in rounds.items():
+            out = folder / f"{kind}-{number}.json"
+            # Processes that know nothing of each other are a launch each.
+            others = [_launch("training-worker", 1, folder / "other.json", rehearse=rehearse)] * (kind == "apart")
+            facts = _launched("training-worker", 2 if kind == "two" else 1, out, rehearse=rehearse)
+            for other in others:
+                if other.wait():
+                    raise RuntimeError("a training failed")
+            found.append(facts.pop("seconds_per_step"))
+            print(kind, found[-1], flush=True)
+    steps = {kind: statistics.median(found) for kind, found in rounds.items()}
+    return {
+        **facts,
+        "rounds": rounds,
+        "seconds_per_step": steps,
+        "speed_up": steps["one"] / steps["two"],
+        "speed_up_of_the_machine": 2 * steps["one"] / steps["apart"],
+    }
+
+
+def training_worker(world: World, *, rehearse: bool) -> dict[str, Any]:
+    """The median of the steps after the first two, which compare the gradients with a loop."""
+    torch.set_num_threads(1)
+    batch, steps = (512, 4) if rehearse else (8192, 8)
+    count = 10 * batch
     pixels = np.random.default_rng(0).integers(0, 256, (count, *SHAPE), dtype=np.uint8)
     records = PrivateRecords(pixels, np.arange(count) % 10, classes=tuple("0123456789"), declared_size=count)
-    method = find("dp-vae")(steps=steps, sampling_rate=0.1)  # type: ignore[call-arg]
-    marks: list[tuple[int, float, float]] = []
+    method = find(METHOD)(steps=steps, sampling_rate=batch / count)  # type: ignore[call-arg]
+    marks: list[float] = []
 
     class Watch:
         """Notes when steps end."""
 
         def report(self, name: str, done: int, total: int, epsilon: float | None) -> None:
-            marks.append((done, time.perf_counter(), time.process_time()))
+            marks.append(time.perf_counter())
 
-    with process_group("cpu") as (world, _):
-        method.fit(records, NoGuarantee(), device="cpu", progress=Watch(), seed=0)
-        if world.first:
-            (start, wall, processor), (stop, end, spent) = marks[1], marks[-1]
-            per_step = {"seconds_per_step": (end - wall) / (stop - start)}
-            out.write_text(json.dumps({**per_step, "processor_per_step": (spent - processor) / (stop - start)}))
+    release = method.fit(records, NoGuarantee(), device="cpu", progress=Watch(), seed=0)
+    parameters = sum(tensor.numel() for tensor in release.model.state_dict().values())
+    seconds = statistics.median(np.diff(marks[2:]).tolist())
+    return {"method": METHOD, "batch": batch, "steps": steps, "parameters": parameters, "seconds_per_step": seconds}
 
 
-PARTS = {"coins": coins, "batches": batches, "reading": reading, "training": training}
+def _launch(task: str, size: int, out: Path, *, rehearse: bool) -> subprocess.Popen[bytes]:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+    words = [sys.executable, *launch, __file__, task, "--out", str(out), *["--rehearse"] * rehearse]
+    return subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def _launched(task: str, size: int, out: Path, *, rehearse: bool) -> dict[str, Any]:
+    if _launch(task, size, out, rehearse=rehearse).wait():
+        raise RuntimeError(f"{task} failed")
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+PARTS = {"coins": coins, "noise": noise, "exchange": exchange, "training": training}
+WORKERS = {"exchange-worker": exchange_worker, "training-worker": training_worker}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="+", choices=[*PARTS, "worker"])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="+", choices=[*PARTS, *WORKERS])
     parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    if arguments.parts == ["worker"]:
-        worker(arguments.out)
+    parser.add_argument("--rehearse", action="store_true", help="small sizes, to see that everything runs")
+    chosen = parser.parse_args()
+    if chosen.parts[0] in WORKERS:
+        with process_group("cpu") as (world, _):
+            measured = WORKERS[chosen.parts[0]](world, rehearse=chosen.rehearse)
+            if world.first:
+                chosen.out.write_text(json.dumps(measured))
         return
-    found: dict[str, Any] = {"cores": os.cpu_count(), "load": os.getloadavg()[0]}
-    for part in arguments.parts:
+    found: dict[str, Any] = {"command": f"python benchmarks/scale.py {' '.join(chosen.parts)}"}
+    found |= {"load_before": os.getloadavg()[0], "cores": os.cpu_count()}
+    found |= {"python": platform.python_version(), "torch": torch.__version__}
+    for part in chosen.parts:
         with tempfile.TemporaryDirectory() as folder:
-            found[part] = PARTS[part](Path(folder))
+            found[part] = PARTS[part](Path(folder), rehearse=chosen.rehearse)
         print(part, json.dumps(found[part], indent=1), flush=True)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    if chosen.out:
+        chosen.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

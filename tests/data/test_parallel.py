@@ -17,7 +17,10 @@ from PIL import Image
 
 from sfumato.data import BadInput, read
 from sfumato.data import parallel as parallel_module
+from sfumato.data.decode import ImageTransform
+from sfumato.data.formats import npz as npz_module
 from sfumato.data.images import Images
+from sfumato.data.source import Selection
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -102,3 +105,23 @@ read({str(shards)!r}, cache={str(tmp_path)!r}, workers=2, classes=3)
 def test_at_least_one_process_reads() -> None:
     with pytest.raises(ValueError, match="at least one process"):
         parallel_module.Workers(0)
+
+
+def test_parts_of_large_arrays_are_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    whole = {"images": rng.integers(0, 256, (700, 4, 4), dtype=np.uint8), "labels": rng.integers(0, 3, 700)}
+    np.savez(tmp_path / "raw.npz", **whole, persons=np.array([f"p{row % 90}" for row in range(700)]))
+    np.savez_compressed(tmp_path / "packed.npz", **whole)
+    monkeypatch.setattr(npz_module, "LARGE", 600)
+    selection = Selection(classes=("a", "b", "c"))
+    assert npz_module.Npz(tmp_path / "packed.npz", selection).count() is None
+    source = npz_module.Npz(tmp_path / "raw.npz", selection)
+    assert source.count() == 700
+    for start, stop in ((0, 256), (256, 512), (512, 768), (699, 701)):
+        found = list(source.part(start, stop))
+        rows = range(start, min(stop, 700))
+        assert [(record.name, record.label, record.person) for record in found] == [
+            (f"row {row}", whole["labels"][row], f"p{row % 90}") for row in rows
+        ]
+        for record, row in zip(found, rows, strict=True):
+            assert np.array_equal(record.load(ImageTransform())[0], whole["images"][row])

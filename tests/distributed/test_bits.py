@@ -29,10 +29,11 @@ def test_the_release_does_not_depend_on_the_number_of_processes(
 
 
 @pytest.mark.long
-def test_neighbour_replay_of_two_processes_finds_nothing(tmp_path: Path) -> None:
-    first, _ = run_task("audit", 2, tmp_path / "two")
+def test_replay_and_exactness_of_two_processes_find_nothing(tmp_path: Path) -> None:
+    first, second = run_task("audit", 2, tmp_path / "two")
     assert first["pairs"] == 3 and first["findings"] == []
     assert 0.9 < max(first["movement"].values()) <= 1 + 1e-6
+    assert first["wrong movements"] == second["wrong movements"] == []
 
 
 @pytest.mark.long

@@ -16,11 +16,13 @@ import numpy as np
 import torch
 
 from conformance.test_methods import CERTIFIED, budget_for
+from gradient_cases import Classifier, make_batch, squared_error
 from sfumato.audit.replay import replay
 from sfumato.evaluation.features import FeatureNetwork, extract
 from sfumato.methods import Method, find
 from sfumato.privacy import PrivateRecords
 from sfumato.privacy.distributed import World
+from sfumato.privacy.gradients.engine import GradientSum
 from sfumato.release.export import read_export
 from sfumato.release.release import Release
 from sfumato.release.shards import export_shards
@@ -78,7 +80,25 @@ def audit(world: World) -> dict[str, Any]:
     method = find("dp-vae").small()
     found = replay(method, worst_case_images(), budget=budget_for(method), pairs=3)
     # The ledger is in the first process, so only that one can compare it.
-    return found.to_json() if world.first else {}
+    return {**(found.to_json() if world.first else {}), "wrong movements": wrong_movements(world)}
+
+
+def wrong_movements(world: World) -> list[int]:
+    """Units whose removal moves the sum over all processes by anything but their own vector, in whole numbers."""
+    torch.manual_seed(0)
+    model, batch = Classifier(), make_batch(7, dtype=torch.float32)
+
+    def total(units: list[int]) -> torch.Tensor:
+        exact = GradientSum(model, squared_error, 0.1, expected_units=7)
+        exact.add(batch.select(torch.from_numpy(world.own(np.array(units, dtype=np.int64)))))
+        high, low = world.all_reduce(exact.limbs())
+        return (high << 32) + low  # few units: it fits
+
+    everybody = total(list(range(7)))
+    assert everybody.any()
+    alone = {unit: total([unit]) for unit in range(7)}
+    without = {unit: total([other for other in range(7) if other != unit]) for unit in range(7)}
+    return [unit for unit in range(7) if not torch.equal(everybody - without[unit], alone[unit])]
 
 
 def sampling(world: World) -> dict[str, Any]:

@@ -110,6 +110,17 @@ def test_the_case_studies_are_those_of_the_result_file() -> None:
     assert changed != page and module.rendered(changed) == page
 
 
+def test_the_numbers_of_the_page_on_scale_are_those_of_the_result_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written by: python docs/scale_numbers.py"""
+    module = script("docs/scale_numbers.py")
+    page = module.PAGE.read_text(encoding="utf-8")
+    assert module.rendered(page) == page
+    assert {found["name"] for found in module.REGION.finditer(page)} == set(module.PARTS)
+    found = {"kills": 3, "passed": 2, "steps": 9, "runs": [{"seconds_to_the_end_of_all": 1.23, "charged_steps": 4}]}
+    monkeypatch.setattr(module, "result", lambda name: found if name == "killed-ranks" else None)
+    assert "| 1.2 s |" in module.rendered(page)  # another file, another page
+
+
 API = sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))
 PUBLIC_MODULES = (
     "sfumato",

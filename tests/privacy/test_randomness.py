@@ -124,6 +124,18 @@ def test_coins_have_their_rate_and_ignore_how_many_others_there_are() -> None:
     assert len(randomness.coins(0, 0.5, "none")) == 0
 
 
+def test_ids_of_a_large_collection_are_sampled_by_the_same_law() -> None:
+    """Blocks grow as the rate falls: rate, places, gaps, and independence of how many others there are."""
+    randomness, units, rate = Randomness(), 400_000_000, 1e-5
+    found = randomness.coins(units, rate, "c", 1)
+    assert torch.equal(randomness.coins(3_000_000, rate, "c", 1), found[found < 3_000_000])
+    assert stats.binomtest(len(found), units, rate).pvalue > 1e-6
+    assert stats.kstest(found.numpy() / units, "uniform").pvalue > 1e-6
+    gaps = np.diff(found.numpy()) * rate  # geometric, which is almost exponential at this rate
+    assert stats.kstest(gaps, "expon").pvalue > 1e-6 > stats.kstest(1.5 * gaps, "expon").pvalue
+    assert abs(np.corrcoef(gaps[:-1], gaps[1:])[0, 1]) < 6 / len(gaps) ** 0.5
+
+
 def test_sampled_ids_are_independent_within_a_step() -> None:
     """Pairs of ids at any distance, also across the border of a block, and every place of a block."""
     randomness, size, rate = Randomness(), 3 * 4096, 0.2

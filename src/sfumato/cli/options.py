@@ -37,7 +37,9 @@ MethodName = Annotated[
     typer.Option("--method", help="A method's name; see 'sfumato methods' [default: chosen from public facts]."),
 ]
 TimeLimit = Annotated[float, typer.Option(min=0, help="Minutes that a method may take to be chosen without --method.")]
-Collection = Annotated[Path, typer.Argument(metavar="DATA", help="Image folder, npz, idx folder, parquet or arrow.")]
+Collection = Annotated[
+    Path, typer.Argument(metavar="DATA", help="Image folder, npz, idx folder, parquet, arrow; or s3://…")
+]
 ReleasePath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder or its release folder.")]
 
 AllowCustom = Annotated[

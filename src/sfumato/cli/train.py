@@ -65,6 +65,7 @@ def train(
     """Learn from a private collection and write a release. Without --method, one is chosen from public facts."""
     from sfumato.data import PrivateImages, read
     from sfumato.data.holdout import HoldOut
+    from sfumato.data.remote import resolved
     from sfumato.training.cost import Cost
     from sfumato.training.distributed import process_group
     from sfumato.training.run_folder import Run
@@ -108,7 +109,7 @@ def train(
             lambda: dataclasses.asdict(HoldOut.load(run.hold_out) if resume else HoldOut.drawn(hold_out))
         )
         division = HoldOut(**drawn)
-        images, _ = division.split(images)
+        images = division.training_part(images)
     private = PrivateImages.from_images(images, declared_size=declared_size)
     facts: dict[str, Any] = {
         "method": method,
@@ -116,7 +117,7 @@ def train(
         "budget": allowed.to_json(),
         "hold_out": hold_out,
     }
-    facts |= {"data": str(data.resolve()), "ledger": str(run.ledger.resolve()), "seed": seed}
+    facts |= {"data": resolved(data), "ledger": str(run.ledger.resolve()), "seed": seed}
     facts |= {"declared_size": declared_size, "max_images_per_unit": max_images_per_unit}
 
     def begin() -> None:

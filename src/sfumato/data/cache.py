@@ -65,6 +65,25 @@ class MappedRows(np.memmap):
         return gathered
 
 
+class ChosenRows:
+    """Some rows of a large array, without a copy: an access reads the rows that it names, and no others."""
+
+    def __init__(self, base: np.ndarray, rows: np.ndarray) -> None:
+        self._base, self._rows = base, rows
+        self.dtype, self.ndim = base.dtype, base.ndim
+        self.shape = (len(rows), *base.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        chosen: np.ndarray = self._base[self._rows[index]]
+        return chosen
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype=dtype)
+
+
 class CachedArrays:
     """Decoded rows as they are found again: three columns and the facts about them."""
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Unpack
+from typing import Unpack, cast
 
 import numpy as np
 
+from sfumato.data.cache import ChosenRows, MappedRows
 from sfumato.data.errors import BadInput
 from sfumato.data.images import Images, Options, read
 from sfumato.data.reader import collection_splits
@@ -18,6 +20,7 @@ from sfumato.files import write_json
 
 # Public data sets have a few exact copies across their parts; more than this is no test.
 _COPIES_ALLOWED = 0.01
+_BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -55,26 +58,45 @@ class HoldOut:
 
     def split(self, images: Images) -> tuple[Images, Images]:
         """The images to train on and those that are held out."""
-        rows = np.arange(len(images.labels))
-        if images.persons is not None:
-            # The first image of each person decides for all of them.
-            first = np.unique(images.persons, return_index=True)[1]
-            rows = first[images.persons]
-        drawn = {int(row): self._draw(images.pixels[row]) for row in np.unique(rows)}
-        held = np.array([drawn[int(row)] < self.share for row in rows], dtype=bool)
+        held = self._held(images)
         return subset(images, ~held), subset(images, held)
+
+    def training_part(self, images: Images) -> Images:
+        """The images to train on. Where pixels are on disk they stay there, and rows are read when they are used."""
+        kept = np.flatnonzero(~self._held(images))
+        if not isinstance(images.pixels, MappedRows):
+            return subset(images, kept)
+        # What stands in for an array offers what is done to the pixels of a private collection.
+        return subset(images, kept, pixels=cast(np.ndarray, ChosenRows(images.pixels, kept)))
+
+    def _held(self, images: Images) -> np.ndarray:
+        """Which rows are held out."""
+        if images.persons is None:
+            drawn = (self._draw(pixels) for pixels in _one_by_one(images.pixels))
+            return np.fromiter((draw < self.share for draw in drawn), dtype=bool, count=len(images.labels))
+        # The first image of each person decides for all of them.
+        first = np.unique(images.persons, return_index=True)[1]
+        held = np.array([self._draw(images.pixels[row]) < self.share for row in first], dtype=bool)
+        return held[images.persons]
 
     def _draw(self, pixels: np.ndarray) -> float:
         digest = hashlib.blake2b(pixels.tobytes(), digest_size=8, key=bytes.fromhex(self.key)).digest()
         return int.from_bytes(digest, "big") / 2**64
 
 
-def subset(images: Images, rows: np.ndarray) -> Images:
-    """These rows; the persons are numbered anew."""
+def _one_by_one(pixels: np.ndarray) -> Iterator[np.ndarray]:
+    """The rows of an array that may be a file, read in blocks."""
+    for start in range(0, len(pixels), _BLOCK):
+        yield from np.asarray(pixels[start : start + _BLOCK])
+
+
+def subset(images: Images, rows: np.ndarray, *, pixels: np.ndarray | None = None) -> Images:
+    """These rows; the persons are numbered anew. ``pixels`` are theirs, where they were chosen before."""
     persons = images.persons
     if persons is not None:
         persons = np.unique(np.asarray(persons)[rows], return_inverse=True)[1].astype(np.int64)
-    return replace(images, pixels=images.pixels[rows], labels=np.asarray(images.labels)[rows], persons=persons)
+    pixels = images.pixels[rows] if pixels is None else pixels
+    return replace(images, pixels=pixels, labels=np.asarray(images.labels)[rows], persons=persons)
 
 
 def read_train_and_test(

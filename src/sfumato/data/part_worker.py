@@ -109,7 +109,12 @@ def main() -> None:
             answer = _told(error)
         except OSError as error:
             answer = _told(from_system(error))
-        print(json.dumps(answer), flush=True)
+        try:
+            print(json.dumps(answer), flush=True)
+        except BrokenPipeError:
+            # The reading was killed. What is still in the buffer must not raise again when the process ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
 
 
 if __name__ == "__main__":

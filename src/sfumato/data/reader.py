@@ -19,15 +19,18 @@ from sfumato.data.formats.folder import Folder, folder_splits
 from sfumato.data.formats.idx import IMAGES, Idx, splits
 from sfumato.data.formats.npz import Npz, npz_splits
 from sfumato.data.formats.parquet import files_in, parquet, parquet_splits
+from sfumato.data.formats.remote import remote_format, remote_source, remote_splits
 from sfumato.data.gather import gather
 from sfumato.data.labels import Labels
 from sfumato.data.parallel import Workers
 from sfumato.data.persons import Persons
+from sfumato.data.remote import Place, address_of
 from sfumato.data.source import Selection, Source, files_fingerprint
 from sfumato.files import cache_folder
 
 Format = Literal["folder", "list", "npz", "idx", "parquet", "arrow"]
 
+_LOGGERS = ("PIL", "aiobotocore", "botocore", "fsspec", "huggingface_hub", "s3fs")
 _SOURCES: dict[str, Callable[[Path, Selection], Source]] = {
     "folder": Folder,
     "list": FileList,
@@ -74,22 +77,26 @@ def read_arrays(
 
 @contextmanager
 def silent_decoders() -> Iterator[None]:
-    """Suppress what decoders warn and log about single files: it is private."""
-    decoders = logging.getLogger("PIL")
-    propagated, silent = decoders.propagate, logging.NullHandler()
-    decoders.propagate = False
-    decoders.addHandler(silent)
+    """Suppress what decoders and file systems warn and log about single files: it is private."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    propagated, silent = [logger.propagate for logger in loggers], logging.NullHandler()
+    for logger in loggers:
+        logger.propagate = False
+        logger.addHandler(silent)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        decoders.propagate = propagated
-        decoders.removeHandler(silent)
+        for logger, before in zip(loggers, propagated, strict=True):
+            logger.propagate = before
+            logger.removeHandler(silent)
 
 
 def recognise(path: Path) -> Format:
     """The format of the collection at ``path``."""
+    if (address := address_of(path)) is not None:
+        return remote_format(Place(address))
     if not path.exists():
         raise BadInput(f"there is nothing at {path}", advice="Check the path.")
     if path.is_dir():
@@ -119,6 +126,8 @@ def recognise(path: Path) -> Format:
 
 def collection_splits(path: Path) -> tuple[str, ...]:
     """The names of the parts of a collection; none where it has no parts."""
+    if (address := address_of(path)) is not None:
+        return remote_splits(Place(address))
     kind = recognise(path)
     if kind in ("folder", "idx", "parquet", "arrow") and not path.is_dir():
         return ()
@@ -134,6 +143,8 @@ def collection_splits(path: Path) -> tuple[str, ...]:
 
 def open_source(path: Path, reading: Reading) -> Source:
     """The collection at ``path`` in its format, before any image is decoded."""
+    if (address := address_of(path)) is not None:
+        return remote_source(Place(address), reading.selection, reading.format)
     path = path if reading.format else _exported(path)
     return _SOURCES[reading.format or recognise(path)](path, reading.selection)
 

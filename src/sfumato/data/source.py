@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from sfumato.data.decode import ImageTransform
+from sfumato.data.remote import RemoteFile
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,13 @@ class Source(Protocol):
         """The records from number ``start`` on, up to ``stop``."""
 
 
-def files_fingerprint(files: Sequence[Path]) -> str:
-    """A fingerprint of files by path, size and times."""
+def files_fingerprint(files: Sequence[Path | RemoteFile]) -> str:
+    """A fingerprint of files by path, size and times, or by what their store says about the version."""
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
+        if isinstance(file, RemoteFile):
+            digest.update(f"{file.place.address}\0{file.path}\0{file.size}\0{file.version}\0".encode())
+            continue
         found = file.stat()
         part = f"{file.resolve()}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ctime_ns}\0{found.st_ino}\0"
         digest.update(part.encode("utf-8", "surrogateescape"))

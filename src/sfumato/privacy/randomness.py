@@ -26,7 +26,8 @@ DESCRIPTION = (
 )
 
 _CACHED = 1 << 12  # ChaCha blocks that a processor's cache holds
-_IDS = 1 << 12  # of one block of the id space
+_FEWEST_IDS = 1 << 12  # of one block of the id space
+_EXPECTED = 16  # ids that a block is expected to contribute, at least
 _ID_BLOCKS = 1 << 10  # blocks of the id space that are sampled at once
 
 
@@ -126,17 +127,19 @@ class Randomness:
     def coins(self, units: int, rate: float, *label: str | int) -> Tensor:
         """Those of the ids 0..units-1 that are in the sample: each with probability ``rate``, independently.
 
-        The gaps between sampled ids are geometric, drawn for fixed blocks of the id space, so that the work is
-        proportional to the sample, and whether id i is in it depends neither on ``units`` nor on which ids exist.
+        The gaps between sampled ids are geometric, drawn for blocks of the id space whose size follows from the rate,
+        so that the work is proportional to the sample, and whether id i is in it depends neither on ``units`` nor on
+        which ids exist.
         """
         if rate >= 1:
             return torch.arange(units)
         key = self._derived("coins", *label)
+        size = _block_size(rate)
         found = [torch.zeros(0, dtype=torch.int64)]
-        for start in range(0, -(-units // _IDS), _ID_BLOCKS):
-            blocks = torch.arange(start, min(-(-units // _IDS), start + _ID_BLOCKS))
-            places = _places(key, blocks, rate)
-            ids = (blocks[:, None] * _IDS + places)[places < _IDS]
+        for start in range(0, -(-units // size), _ID_BLOCKS):
+            blocks = torch.arange(start, min(-(-units // size), start + _ID_BLOCKS))
+            places = _places(key, blocks, size, rate)
+            ids = (blocks[:, None] * size + places)[places < size]
             found.append(ids[ids < units])
         return torch.cat(found)
 
@@ -157,17 +160,22 @@ class Randomness:
         return noise.flatten()[:count]
 
 
-def _places(key: bytes, blocks: Tensor, rate: float) -> Tensor:
-    """``[blocks, n]`` increasing places in each block of ids; those of ``_IDS`` and more are outside of it."""
-    expected = rate * _IDS
+def _block_size(rate: float) -> int:
+    """Ids of a block, a power of two: as many as give some sampled ids, and no more than there can be (2^32)."""
+    return max(_FEWEST_IDS, 1 << math.ceil(math.log2(min(_EXPECTED / rate, 2.0**32))))
+
+
+def _places(key: bytes, blocks: Tensor, size: int, rate: float) -> Tensor:
+    """``[blocks, n]`` increasing places in each block of ids; those of ``size`` and more are outside of it."""
+    expected = rate * size
     width = -(-int(expected + 4.0 * math.sqrt(expected) + 4.0) // 8)
     while True:
         number = torch.arange(width).repeat(len(blocks))
         nonce = blocks.repeat_interleave(width)
         words = chacha((number, nonce & WORD, nonce >> 32, torch.zeros_like(nonce)), key)
         uniform = uniforms(words).T.reshape(len(blocks), 8 * width)
-        gaps = (torch.log(uniform) / math.log1p(-rate)).clamp(max=float(_IDS)).long()
+        gaps = (torch.log(uniform) / math.log1p(-rate)).clamp(max=float(size)).long()
         places = (gaps + 1).cumsum(1) - 1
-        if bool((places[:, -1] >= _IDS).all()):
+        if bool((places[:, -1] >= size).all()):
             return places
         width *= 2  # rare: the numbers drawn so far come up again, followed by more

@@ -24,7 +24,7 @@ def is_arrow(folder: Path) -> bool:
     return (folder / _STATE).exists() or (folder / _SPLITS).exists()
 
 
-def arrow(path: Path, selection: Selection) -> Table:
+def arrow(path: Path, selection: Selection) -> Table[Path]:
     """A source of the records of a saved ``Dataset``, of one split of a saved ``DatasetDict``, or of one file."""
     if path.is_dir() and (path / _SPLITS).exists():
         splits = arrow_splits(path)

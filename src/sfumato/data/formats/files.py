@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -47,11 +48,16 @@ def load_image(root: str, relative: str, transform: ImageTransform) -> np.ndarra
                 detail=relative,
             )
         with open(handle, "rb") as file:
-            if is_dicom(file):
-                return transform.fit(decode_dicom(file, name=relative), name=relative)
-            return transform.decode(file, name=relative)
+            return decode_image(file, relative, transform)
     except OSError as error:
         raise from_system(error) from error
+
+
+def decode_image(file: BinaryIO, name: str, transform: ImageTransform) -> np.ndarray:
+    """Decode an image file that is open."""
+    if is_dicom(file):
+        return transform.fit(decode_dicom(file, name=name), name=name)
+    return transform.decode(file, name=name)
 
 
 def burned_in_text(root: Path, relative: str) -> bool:

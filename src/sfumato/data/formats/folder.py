@@ -6,17 +6,20 @@ import hashlib
 import os
 import unicodedata
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from sfumato.data.errors import BadInput
 from sfumato.data.formats.dicom import PATIENT, is_dicom, patient
 from sfumato.data.formats.files import is_ignored, load_image, real_path
 from sfumato.data.source import Record, Selection
 
-_SPLITS = {
+Part = TypeVar("Part")
+
+SPLITS = {
     "train": "train",
     "training": "train",
     "test": "test",
@@ -25,6 +28,7 @@ _SPLITS = {
     "valid": "val",
     "validation": "val",
 }
+"""The part that a folder of this name is."""
 # File names held in memory at once; a class with more is walked in several passes.
 _NAMES_AT_ONCE = 100_000
 
@@ -32,7 +36,7 @@ _NAMES_AT_ONCE = 100_000
 def folder_splits(root: Path) -> dict[str, Path]:
     """The parts of a folder ``root/train/class/image``; empty where the sub-folders are classes."""
     found = {entry.name: Path(entry.path) for entry in os.scandir(root) if not is_ignored(entry.name)}
-    names = {name: _SPLITS.get(name.lower()) for name in found}
+    names = {name: SPLITS.get(name.lower()) for name in found}
     if not found or None in names.values() or len(set(names.values())) != len(names):
         return {}
     # A class may be called "train": parts hold class folders, classes hold images.
@@ -46,11 +50,11 @@ class Folder:
 
     def __init__(self, root: Path, selection: Selection) -> None:
         parts = folder_splits(root) if selection.labelled else {}
-        self.root = _chosen(parts, selection.split) if parts else root
+        self.root = chosen_split(parts, selection.split) if parts else root
         self._selection = selection
         folders, loose = _listed(self.root)
         if selection.labelled:
-            _check_layout(folders, loose)
+            check_layout(folders, loose)
         for name in folders:
             check_name(name)
             real_path(str(self.root), os.path.join(self.root, name))
@@ -59,7 +63,7 @@ class Folder:
         if selection.labelled:
             # A class that has no image in one part is a class of the collection all the same.
             every = {name for part in parts.values() for name in _listed(part)[0]} | set(folders)
-            self.classes = _declared(tuple(sorted(every)), selection)
+            self.classes = declared_classes(tuple(sorted(every)), selection)
         self._places = self._folders if selection.labelled else [*self._folders, ""]
 
     def _entries(self, place: str) -> Iterator[os.DirEntry[str]]:
@@ -127,7 +131,8 @@ def _listed(root: Path) -> tuple[list[str], list[str]]:
     return folders, files
 
 
-def _chosen(parts: dict[str, Path], split: str) -> Path:
+def chosen_split(parts: Mapping[str, Part], split: str) -> Part:
+    """The part asked for; one that is not there is refused."""
     if split not in parts:
         raise BadInput(
             f"the collection has no split called {split!r}",
@@ -136,7 +141,8 @@ def _chosen(parts: dict[str, Path], split: str) -> Path:
     return parts[split]
 
 
-def _check_layout(folders: list[str], loose: list[str]) -> None:
+def check_layout(folders: Sequence[str], loose: Sequence[str]) -> None:
+    """Refuse files beside the class folders, and a folder without any."""
     if loose:
         raise BadInput(
             "files lie beside the class folders",
@@ -150,7 +156,8 @@ def _check_layout(folders: list[str], loose: list[str]) -> None:
         )
 
 
-def _declared(folders: tuple[str, ...], selection: Selection) -> tuple[str, ...]:
+def declared_classes(folders: tuple[str, ...], selection: Selection) -> tuple[str, ...]:
+    """The label set of a folder with these class folders: the declared one, if one was declared."""
     if selection.classes is None:
         return folders
     undeclared = sorted(set(folders) - set(selection.classes))

@@ -7,35 +7,38 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, parsing
+from sfumato.data.remote import RemoteFile
 from sfumato.data.source import Record, Selection, files_fingerprint
 
-Batches = Callable[[Path, list[str], int, int | None], Iterator[pa.RecordBatch]]
+File = TypeVar("File", bound=Path | RemoteFile)
+Batches = Callable[[File, list[str], int, int | None], Iterator[pa.RecordBatch]]
 """Opens a file and gives batches with these columns, of the rows from one number up to another; memory stays flat."""
 
 _MALFORMED = "a table file is damaged"
 _ADVICE = "Fetch or write it again."
 
 
-class Table:
+class Table(Generic[File]):
     """Images as ``struct<bytes, path>`` or plain bytes; labels and persons as whole numbers or strings."""
 
     def __init__(
         self,
-        files: list[Path],
+        files: Sequence[File],
         selection: Selection,
         *,
-        schema: Callable[[Path], pa.Schema],
-        batches: Batches,
-        rows: Callable[[Path], int] | None = None,
+        schema: Callable[[File], pa.Schema],
+        batches: Batches[File],
+        rows: Callable[[File], int] | None = None,
     ) -> None:
         if not files:
             raise BadInput("the collection has no table files", advice="Check the path and the split.")
@@ -106,7 +109,7 @@ class Table:
                 yield record
                 row += 1
 
-    def _records(self, file: Path, row: int, first: int, last: int | None) -> Iterator[Record]:
+    def _records(self, file: File, row: int, first: int, last: int | None) -> Iterator[Record]:
         """The rows ``first`` to ``last`` of a file, called by their numbers in the collection, from ``row`` on."""
         columns = [name for name in (self._image, self._label, self._person) if name is not None]
         with parsing(_MALFORMED, advice=_ADVICE, name=file.name):

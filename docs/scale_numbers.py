@@ -1,0 +1,158 @@
+"""Write the measured numbers of docs/how-to/scale.md from the result files of the benchmarks.
+
+    python docs/scale_numbers.py
+
+``benchmarks/scale.py``, ``benchmarks/reading.py`` and ``benchmarks/killed_processes.py`` write the files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+PAGE = DOCS / "how-to" / "scale.md"
+REGION = re.compile(r"(<!-- measured: (?P<name>\w+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
+
+# Of the computed example: batch, draws, parameters, devices, and what other pages or data sheets say.
+BATCH, DRAWS, PARAMETERS, DEVICES = 65_536, 16, 10_000_000, 64
+ROWS_A_SECOND = 97_000  # docs/results/methods/dp-diffusion.md
+BYTES_A_SECOND = 25e9
+
+
+def result(name: str) -> dict[str, Any] | None:
+    """A result file; ``None`` where the benchmark was not run yet."""
+    file = DOCS / "results" / f"{name}.json"
+    found: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
+    return found
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def killed() -> str:
+    """What 20 kills came to."""
+    found = result("killed-ranks")
+    if found is None:
+        return "`python benchmarks/killed_processes.py` measures this; there is no result yet.\n"
+    runs = found["runs"]
+    seconds = max(run["seconds_to_the_end_of_all"] or float("inf") for run in runs)
+    during = sum(0 < run["charged_steps"] < found["steps"] for run in runs)
+    rows = [
+        ["kills of one of three processes, at random moments", f"{found['kills']}"],
+        ["of them while steps were being charged", f"{during}"],
+        ["all processes had ended, at the latest after", f"{seconds:.1f} s"],
+        ["whole ledger, resumed with one process fewer, finished at the planned ε", f"{found['passed']}"],
+    ]
+    return table(["`python benchmarks/killed_processes.py`", ""], rows)
+
+
+def training() -> str:
+    """A step of one process and of two."""
+    found = result("scale")
+    if found is None or "training" not in found:
+        return "`python benchmarks/scale.py` measures this; there is no result yet.\n"
+    own = found["training"]
+    steps = own["seconds_per_step"]
+    rows = [
+        ["one process", f"{steps['one']:.2f} s", "1"],
+        ["two processes", f"{steps['two']:.2f} s", f"{own['speed_up']:.2f}"],
+        [
+            "two trainings apart from each other: what the machine allows",
+            f"{steps['apart']:.2f} s each",
+            f"{own['speed_up_of_the_machine']:.2f}",
+        ],
+    ]
+    head = [f"{own['method']}, batches of {own['batch']:,}, one thread each, two cores", "a step", "work a second"]
+    return table(head, rows)
+
+
+def reading() -> str:
+    """Rates, memory, restart and batches of large collections."""
+    found = [one for name in ("reading-1m", "reading-10m") if (one := result(name)) is not None]
+    if not found:
+        return "`python benchmarks/reading.py` measures this; there is no result yet.\n"
+    titles = {"png": "PNG in parquet", "raw": "raw arrays"}
+    rows = []
+    for one in found:
+        for kind, title in titles.items():
+            if kind in one:
+                own = one[kind]
+                kept = f"{own['parts_kept_after_the_kill']} + {own['parts_decoded_after_the_kill']} of {own['parts']}"
+                memory = f"{own['largest_process_anonymous_bytes'] / 1e6:.0f} MB"
+                rate = f"{round(own['images_per_second'], -2):,.0f}"
+                rows.append([f"{own['images']:,}", title, rate, kept, memory])
+    head = [
+        "images of 28 × 28",
+        "format",
+        "images a second",
+        "parts before + after a kill",
+        "largest process (RssAnon)",
+    ]
+    batches = [
+        [
+            f"{next(one[kind]['images'] for kind in titles if kind in one):,}",
+            f"{1e3 * one['batches']['seconds_few']:.1f} ms",
+            f"{1e3 * one['batches']['seconds_many']:.1f} ms",
+            f"{one['batches']['ratio']:.2f}",
+            f"{one['batches']['anonymous_bytes'] / 1e6:.0f} MB",
+        ]
+        for one in found
+    ]
+    second = ["images", "a batch of 512 from 10,000", "from this collection", "ratio", "RssAnon while drawing"]
+    return table(head, rows) + "\n" + table(second, batches)
+
+
+def costs() -> str:
+    """The constants of the cost model, and what they say for 64 GPUs."""
+    found = result("scale")
+    if found is None or not {"coins", "noise", "exchange", "training"} <= set(found):
+        return "`python benchmarks/scale.py` measures the constants; there is no result yet.\n"
+    coins, noise, exchange, own = (found[name] for name in ("coins", "noise", "exchange", "training"))
+    rows_a_second = own["batch"] / own["seconds_per_step"]["one"]
+    rows = [
+        ["gradients", f"{rows_a_second:,.0f} rows a second, {own['method']} on one core"],
+        [
+            "coins",
+            f"{1e3 * coins['512 of 10000']:.1f} ms for 512 of 10,000 ids, "
+            f"{1e3 * coins['512 of 1000000000']:.1f} ms for 512 of a billion",
+        ],
+        ["noise", f"{1e3 * noise['seconds'] * 1e6 / noise['parameters']:.0f} ms for a million parameters, one core"],
+        [
+            "exchange",
+            f"{1e3 * exchange['seconds'] * 1e6 / exchange['parameters']:.0f} ms for a million parameters, "
+            "gloo, two processes of one machine",
+        ],
+    ]
+    gradients = BATCH * DRAWS / DEVICES / ROWS_A_SECOND
+    ring = 2 * 16 * PARAMETERS / BYTES_A_SECOND
+    text = f"""
+**Computed, not measured**: {DEVICES} GPUs, a billion images of 64 × 64, B = {BATCH:,} with {DRAWS} draws,
+P = {PARAMETERS:,}, {ROWS_A_SECOND:,} rows a second and GPU
+([DP-Diffusion on an H200](../results/methods/dp-diffusion.md)) and an assumed network of {BYTES_A_SECOND / 1e9:.0f} GB
+a second:
+
+- gradients: {BATCH:,} × {DRAWS} ÷ {DEVICES} ÷ {ROWS_A_SECOND:,} = {gradients:.2f} s
+- exchange: {16 * PARAMETERS / 1e6:.0f} MB; a ring moves twice that through each link, {ring:.3f} s
+- coins: {coins["65536 of 1000000000"]:.3f} s on one core, measured
+- decoded pixels: 4 TB of grey or 12 TB of colour pixels, on a file system that all machines see
+"""
+    return table(["", "measured constant"], rows) + text
+
+
+PARTS: dict[str, Callable[[], str]] = {"killed": killed, "training": training, "reading": reading, "costs": costs}
+
+
+def rendered(page: str) -> str:
+    """The page with its numbers written again."""
+    return REGION.sub(lambda found: found[1] + PARTS[found["name"]]() + found[3], page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
