@@ -108,7 +108,7 @@ def test_the_flow_on_pixels_says_so_where_people_choose() -> None:
     """In the list of methods, on its page, and in every plan."""
     assert "at chance" in find(BASELINE).variants["certified"]
     page = Path(__file__).parents[2] / "docs" / "reference" / "methods" / f"{BASELINE}.md"
-    assert "Do not choose it for a release" in page.read_text(encoding="utf-8")
+    assert "at chance" in " ".join(page.read_text(encoding="utf-8").split())
     facts = PublicFacts(size=28, channels=1, classes=10, images=60_000, epsilon=10.0, delta=1e-5)
     [row] = [row for row in plan_all(facts) if row.method == BASELINE]
     assert row.expected_use is Use.HOPELESS
