@@ -40,7 +40,9 @@ def start(data: Path, out: Path, size: int, *, resume: bool) -> subprocess.Popen
     budget = ["--epsilon", str(EPSILON), "--delta", "1e-5", "--classes", "2", "--declared-size", "400"]
     words = ["-m", "sfumato", "train", str(data), *method, *budget, "--out", str(out), *["--resume"] * resume]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, *launch, *words], env=environment, stdout=-3, stderr=-3)
+    return subprocess.Popen(
+        [sys.executable, *launch, *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
 
 def ranks(launcher: subprocess.Popen[bytes], size: int) -> list[int]:
@@ -73,18 +75,17 @@ def alive(process: int) -> bool:
 
 
 def ended(launcher: subprocess.Popen[bytes], processes: list[int]) -> float | None:
-    """Seconds until the launcher and all processes have ended; None if they hang."""
-    begun = time.monotonic()
-    while time.monotonic() < begun + LONGEST:
-        if launcher.poll() is not None and not any(alive(process) for process in processes):
-            return time.monotonic() - begun
+    """Seconds until all processes have ended, the launcher apart; None if they hang."""
+    begun, found = time.monotonic(), None
+    while found is None and time.monotonic() < begun + LONGEST:
+        if not any(alive(process) for process in processes):
+            found = time.monotonic() - begun
         time.sleep(0.01)
     for process in processes:
         if alive(process):
             os.kill(process, signal.SIGKILL)
-    launcher.kill()
     launcher.wait()
-    return None
+    return found
 
 
 def one_kill(folder: Path, data: Path, moment: float, victim: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 
 ``FOLDER`` must not exist. The pictures are the first 2,000 of MNIST's training split, written as PNG files in a folder
 for each class before the clock starts. Every command runs as a reader would type it, in a fresh clone and a fresh
-environment. The page docs/results/newcomer.md is written from the result.
+environment. The page docs/results/newcomer.md is written from the result, and linked from the index of results.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results" / "newcomer.md"
+INDEX = PAGE.with_name("index.md")
+ENTRY = "| [A newcomer's route](newcomer.md) | from a clone to the first release of one's own pictures, in minutes |\n"
 PICTURES = 2000
 COMMANDS = (
     "git clone {root} sfumato",
@@ -97,4 +99,7 @@ if __name__ == "__main__":
     found = measure(arguments.folder, arguments.data)
     arguments.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     PAGE.write_text(page(found), encoding="utf-8")
+    index = INDEX.read_text(encoding="utf-8")
+    if ENTRY not in index:
+        INDEX.write_text(index.replace("| Methods |", f"{ENTRY}| Methods |", 1), encoding="utf-8")
     print(page(found), file=sys.stderr)

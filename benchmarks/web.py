@@ -1,11 +1,14 @@
 """What the local page costs a training beside it, and how long the whole way takes.
 
-    python benchmarks/web.py                 both
-    python benchmarks/web.py --streams 100 --seconds 10 --rounds 4 --only load
+    python benchmarks/web.py                                    both, about five minutes on two cores
+    python benchmarks/web.py --rounds 1 --seconds 3 --streams 10 --out FOLDER       a rehearsal
 
-Load: a training with one thread runs while the page is quiet and while it is busy, in turn: 100 open event streams
-with one event a second each, and two loads of the overview a second. The steps of both are counted on the ledger. Their
-ratio is the slowdown, and the page loads give a 95th percentile. The clients run on the same machine as well.
+It writes docs/results/web.json and, from it, docs/results/web.md (both into ``--out`` if that is given).
+
+Load: a training with one thread, started from the page, runs while the page is quiet and while it is busy, in turn: 100
+open event streams with one event a second each, and two page loads a second (overview, collection, training in turn).
+The steps of both are counted on the ledger; the ratio of their rates is the slowdown, and the page loads give a 95th
+percentile. Samples of the training are drawn in the background all the time. The clients run on the same machine.
 
 Way: seconds from choosing a file of drawn digits to the exported set, in a browser, waiting for every page.
 """
@@ -14,15 +17,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
+import os
+import platform
 import re
+import runpy
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 from urllib.request import HTTPCookieProcessor, OpenerDirector, Request, build_opener
 
@@ -30,6 +39,7 @@ from urllib.request import HTTPCookieProcessor, OpenerDirector, Request, build_o
 sys.path[0] = str(Path(__file__).parents[1] / "tests")
 from web.served import SMALL, Served, choose, chromium, served, write_digits  # noqa: E402
 
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
 FORM = {"purpose": "publish", "epsilon_stop": "3", "unit": "image", "delta": "1e-5", "colour": "", "classes": "10"}
 
 
@@ -62,7 +72,7 @@ class Client:
         return "; ".join(f"{one.name}={one.value}" for one in jar)
 
 
-def measure_load(root: Path, *, streams: int, seconds: float, rounds: int) -> dict[str, object]:
+def measure_load(root: Path, *, streams: int, seconds: float, rounds: int) -> dict[str, Any]:
     write_digits(root / "digits.npz", 2000)
     with served(root) as server:
         client = Client(server)
@@ -73,24 +83,36 @@ def measure_load(root: Path, *, streams: int, seconds: float, rounds: int) -> di
         ledger = next((root / "sfumato" / "ledgers").glob("*.jsonl"))
         while charges(ledger) < 20:
             time.sleep(0.5)
-        quiet, busy, loads = [], [], []
+        quiet, busy, traffic = [], [], Traffic()
         for _ in range(rounds):
             quiet.append(steps_per_second(ledger, partial(time.sleep, seconds)))
-            found: list[float] = []
-            working = load(client, job, streams, seconds, found)
+            working = load(client, ("/", collection, job), streams, seconds, traffic)
             busy.append(steps_per_second(ledger, partial(asyncio.run, working)))
-            loads += found
         client.post(f"{job}/stop")
-    ratio = statistics.median(q / b for q, b in zip(quiet, busy, strict=True))
-    p95 = statistics.quantiles(loads, n=20)[-1]
+        while 'data-ended="true"' not in client.get(job):
+            time.sleep(0.5)
+    ratios = [q / b for q, b in zip(quiet, busy, strict=True)]
     return {
+        "streams": streams,
+        "seconds": seconds,
         "steps_per_second_quiet": quiet,
         "steps_per_second_busy": busy,
-        "slowdown": ratio - 1,
-        "page_loads": len(loads),
-        "page_load_median_seconds": statistics.median(loads),
-        "page_load_p95_seconds": p95,
+        "ratios": ratios,
+        "ratio": statistics.median(ratios),
+        "events_per_stream_and_second": min(traffic.events) / seconds,
+        "page_loads": len(traffic.loads),
+        "page_loads_per_second": len(traffic.loads) / (rounds * seconds),
+        "page_load_median_seconds": statistics.median(traffic.loads),
+        "page_load_p95_seconds": statistics.quantiles(traffic.loads, n=20)[-1],
     }
+
+
+@dataclass
+class Traffic:
+    """Seconds of every page load, and the events of every stream."""
+
+    loads: list[float] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
 
 
 def charges(ledger: Path) -> int:
@@ -103,18 +125,18 @@ def steps_per_second(ledger: Path, work: Callable[[], object]) -> float:
     return (charges(ledger) - before) / (time.perf_counter() - began)
 
 
-async def load(client: Client, job: str, streams: int, seconds: float, found: list[float]) -> None:
-    """Open the streams, read their events, and load the overview twice a second."""
+async def load(client: Client, pages: Sequence[str], streams: int, seconds: float, traffic: Traffic) -> None:
+    """Open the streams of the last page, read their events, and load a page twice a second."""
     end = time.perf_counter() + seconds
-    readers = [asyncio.create_task(stream(client, job, end)) for _ in range(streams)]
-    while time.perf_counter() < end:
+    readers = [asyncio.create_task(stream(client, pages[-1], end)) for _ in range(streams)]
+    for page in itertools.cycle(pages):
         began = time.perf_counter()
-        await asyncio.to_thread(client.get, "/")
-        found.append(time.perf_counter() - began)
+        if began >= end:
+            break
+        await asyncio.to_thread(client.get, page)
+        traffic.loads.append(time.perf_counter() - began)
         await asyncio.sleep(max(0.0, 0.5 - (time.perf_counter() - began)))
-    events = await asyncio.gather(*readers)
-    if min(events) < 0.5 * seconds:
-        print(f"a stream had {min(events)} events in {seconds:g} s")
+    traffic.events += await asyncio.gather(*readers)
 
 
 async def stream(client: Client, job: str, end: float) -> int:
@@ -161,6 +183,10 @@ def measure_way(root: Path) -> dict[str, float]:
         page.wait_for_url("**/jobs/*")
         page.wait_for_url("**/runs/way")
         lap("review")
+        page.get_by_role("button", name="Run the audits").click()
+        page.wait_for_url("**/jobs/*")
+        page.wait_for_url("**/runs/way")
+        lap("audits")
         page.goto(f"{server.address}/runs/way/release")
         page.get_by_role("button", name="Export").click()
         page.wait_for_url("**/jobs/*")
@@ -173,20 +199,26 @@ def measure_way(root: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--only", choices=("load", "way"))
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the training, too
+    result: dict[str, Any] = {
+        "command": " ".join(["python benchmarks/web.py", *sys.argv[1:]]),
+        "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}",
+    }
     with tempfile.TemporaryDirectory() as folder:
-        result: dict[str, object] = {}
-        if given.only != "way":
-            (Path(folder) / "load").mkdir()
-            options = {"streams": given.streams, "seconds": given.seconds, "rounds": given.rounds}
-            result["load"] = measure_load(Path(folder) / "load", **options)
-        if given.only != "load":
-            (Path(folder) / "way").mkdir()
-            result["way"] = measure_way(Path(folder) / "way")
-        print(json.dumps(result, indent=2))
+        for name in ("load", "way"):
+            (Path(folder) / name).mkdir()
+        options = {"streams": given.streams, "seconds": given.seconds, "rounds": given.rounds}
+        result["load"] = measure_load(Path(folder) / "load", **options)
+        result["way"] = measure_way(Path(folder) / "way")
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "web.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    page = runpy.run_path(str(RESULTS / "web_page.py"))["page"](result)
+    (given.out / "web.md").write_text(page, encoding="utf-8")
+    print(page)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from playwright.sync_api import Page
 from web.served import Served, choose, chromium, served, write_digits
 
 IMAGES = Path(__file__).parent / "images"
-SETTINGS = "features=1000 iterations=500 batch_size=100 learning_rate=0.003 length_scale=5"
+SETTINGS = "features=1000 iterations=4000 batch_size=100 learning_rate=0.003 length_scale=5"
 SIZES = {"desktop": (960, 1300), "phone": (375, 1250)}
 RUN = "digits-at-2"
 
@@ -39,13 +39,19 @@ def main(folder: Path) -> None:
         addresses = {"collection": f"/collections/{collection}", "plan": f"/plans/{plan}"}
         addresses |= {"review": f"/runs/{RUN}", "release": f"/runs/{RUN}/release"}
         for name, address in addresses.items():
-            for kind, (width, height) in SIZES.items():
-                page.set_viewport_size({"width": width, "height": height})
-                page.goto(server.address + address)
-                page.wait_for_timeout(1500)
-                picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-                small = picture.quantize(80, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-                small.save(IMAGES / f"web-{name}-{kind}.png", optimize=True)
+            for kind in SIZES:
+                take(page, server.address + address, name, kind)
+
+
+def take(page: Page, address: str, name: str, kind: str) -> None:
+    """A picture of a page in the window of a desktop or of a phone."""
+    width, height = SIZES[kind]
+    page.set_viewport_size({"width": width, "height": height})
+    page.goto(address)
+    page.wait_for_timeout(1500)
+    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    small = picture.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    small.save(IMAGES / f"web-{name}-{kind}.png", optimize=True)
 
 
 def make_run(page: Page, server: Served) -> None:
@@ -59,10 +65,15 @@ def make_run(page: Page, server: Served) -> None:
     page.get_by_label("settings").fill(SETTINGS)
     page.get_by_label("limit").fill("4")
     page.get_by_role("button", name="Start the training").click()
-    page.wait_for_url(f"**/runs/{RUN}")
-    page.get_by_role("button", name="Compare with the real images").click()
     page.wait_for_url("**/jobs/*")
+    page.locator("#preview-picture").wait_for()
+    for kind in SIZES:
+        take(page, page.url, "training", kind)
     page.wait_for_url(f"**/runs/{RUN}")
+    for button in ("Compare with the real images", "Run the audits"):
+        page.get_by_role("button", name=button).click()
+        page.wait_for_url("**/jobs/*")
+        page.wait_for_url(f"**/runs/{RUN}")
 
 
 if __name__ == "__main__":

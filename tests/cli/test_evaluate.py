@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from release.cards import certified
 from sfumato.cli.console import console
@@ -48,11 +49,16 @@ def test_a_run_from_an_export_to_json(
     words = [str(tmp_path / "synthetic"), "--real", str(real), "--real-test", str(test), "--protocol", "sinkhorn"]
     words += ["--seeds", "1", "--device", "cpu", "--no-inception", "--no-cache"]
     words += ["--json", str(tmp_path / "out.json"), "--neighbours", str(tmp_path / "pairs.png")]
+    words += ["--side-by-side", str(tmp_path / "beside")]
     assert evaluate(monkeypatch, *words) == 0
     printed = capsys.readouterr()
     assert "NOT PRIVATE" in printed.err and "LR accuracy, % ↑" in printed.out
     assert stat.S_IMODE((tmp_path / "out.json").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "pairs.png").stat().st_mode) == 0o600
+    beside = [tmp_path / "beside" / name for name in ("real.png", "synthetic.png")]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in beside] == [0o600] * 2
+    sizes = {Image.open(path).size for path in beside}
+    assert len(sizes) == 1 and beside[0].read_bytes() != beside[1].read_bytes()
     result = EvaluationResult.from_json(json.loads((tmp_path / "out.json").read_text()))
     assert result.measurements[0].guarantee == card.summary()
 

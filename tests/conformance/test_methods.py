@@ -13,8 +13,10 @@ import torch
 
 from sfumato.audit.replay import replay
 from sfumato.methods import METHODS, Method, find
+from sfumato.methods.preview import preview
 from sfumato.methods.registry import load
 from sfumato.privacy import Budget, BudgetExceeded, Ledger, PrivateRecords
+from sfumato.training.checkpoint import FolderCheckpoint
 from worst_case import CLASSES, worst_case_images
 
 BUDGET = Budget(3.0, 1e-5)
@@ -50,10 +52,29 @@ def test_a_plan_needs_no_data_and_keeps_the_budget(method: Method) -> None:
     assert json.loads(json.dumps(plan.to_json()))["events"]
 
 
+class Shown:
+    """The ε of every report."""
+
+    def __init__(self) -> None:
+        self.epsilons: list[float | None] = []
+
+    def report(self, name: str, done: int, total: int, epsilon: float | None) -> None:
+        self.epsilons.append(epsilon)
+
+
 def test_a_fit_spends_its_plan_and_releases_images(method: Method, tmp_path: Path) -> None:
+    """It also shows the ε spent in every report, and keeps a checkpoint from which images can be drawn."""
     budget = budget_for(method)
     path = tmp_path / "ledger"
-    release = method.fit(worst_case_images(), budget, path)
+    private, progress, checkpoint = worst_case_images(), Shown(), FolderCheckpoint(tmp_path / "kept", seconds=0)
+    checkpoint.describe(private.shape, private.classes)
+    release = method.fit(private, budget, path, checkpoint=checkpoint, progress=progress)
+    assert progress.epsilons and all(one is not None and one > 0 for one in progress.epsilons)
+    charged = path.read_bytes()
+    shown = preview(method, checkpoint)
+    assert shown.images.shape == (len(CLASSES) * shown.columns, 1, 28, 28) and shown.images.dtype == np.uint8
+    assert shown.images.std() > 0 and shown.done == shown.total > 0
+    assert path.read_bytes() == charged
     assert Ledger.read(path).events() == method.plan(budget).events
     assert release.card.guarantee == "certified"
     assert release.card.epsilon >= Ledger.read(path).spent()

@@ -12,6 +12,7 @@ from sfumato.data.digits import draw_digits
 from sfumato.evaluation.evaluate import evaluate
 from sfumato.evaluation.memorisation import nearest_neighbours, write_view
 from sfumato.evaluation.results import EvaluationResult
+from sfumato.evaluation.side_by_side import write_side_by_side
 from sfumato.methods import DPMERF
 from sfumato.methods.registry import load
 from sfumato.privacy import Budget
@@ -30,13 +31,14 @@ def finished_run(folder: Path, *, epsilon: float = 5.0, unit: str = "image") -> 
 
 
 def evaluated(run: Run) -> EvaluationResult:
-    """Put an evaluation, the picture of neighbours and a cost into ``internal/``."""
+    """Put an evaluation, the pictures beside it and a cost into ``internal/``."""
     release = load(run.release)
     drawn = release.sample(80, seed=0)
     result = evaluate(drawn, TRAIN, TEST, data="drawn digits", seeds=[0], with_inception=False)
     (run.internal / "evaluation.json").write_text(json.dumps(result.to_json()))
     found = nearest_neighbours(drawn.images, TRAIN.pixels, TEST.pixels)
     write_view(run.internal / "neighbours.png", found, synthetic=drawn.images, real_train=TRAIN.pixels)
+    write_side_by_side(run.internal / "side_by_side", drawn, TRAIN)
     cost = {"seconds": 1.5, "peak_memory": 2**28, "device": "cpu", "threads": 1, "resumed": False}
     (run.internal / "cost.json").write_text(json.dumps(cost))
     return result

@@ -139,6 +139,7 @@ def test_each_chart_opens_with_its_question(pages: dict[str, Path]) -> None:
 
 def test_the_internal_page_has_baselines_classes_memorisation_and_cost(pages: dict[str, Path]) -> None:
     one, several = pages["internal"].read_text(), pages["several"].read_text()
+    assert "The left images are PRIVATE" in one and one.count('alt="Private images, a row for each class"') == 1
     for words in ("real half against real half", "uniform noise", "worst class", "Exact copies", "256 MiB"):
         assert words in one
     assert "How does accuracy change with ε?" in several and "How does accuracy change with ε?" not in one

@@ -86,15 +86,23 @@ def test_a_job_whose_worker_disappears_is_interrupted(jobs: Jobs) -> None:
 def test_values_of_a_form_cannot_become_options_paths_or_code(tmp_path: Path) -> None:
     workspace = Workspace.opened([tmp_path])
     form = {"purpose": "publish", "epsilon_stop": "3", "unit": "image", "delta": "1e-5", "colour": ""}
-    choices = Choices.from_form({**form, "classes": "--out=/etc,b"}, workspace)
+    choices = Choices.from_form({**form, "classes": "--out=/etc,b", "label_column": "--internal"}, workspace)
     command = train(tmp_path, tmp_path / "run", tmp_path / "l", choices, {"method": "dp-merf", "settings": "steps=2"})
     assert "--classes=--out=/etc,b" in command and "--set=steps=2" in command
+    assert "--label-column=--internal" in command and "--internal" not in command
     assert Choices.from_json(json.loads(json.dumps(choices.to_json()))) == choices
     for method, settings in (("os:system", ""), ("--help", ""), ("dp-vae", "a=/etc/passwd"), ("dp-vae", "--out=x")):
         with pytest.raises(Refused):
             method_options({"method": method, "settings": settings})
     wrong = {"epsilon_stop": "11", "delta": "0.1", "unit": "person", "person_file": "/etc/passwd", "size": "-1"}
-    for key, value in {**wrong, "classes": "a\nb", "purpose": "", "colour": "x", "declared_size": "1e9"}.items():
+    for key, value in {
+        **wrong,
+        "classes": "a\nb",
+        "image_column": "a\0",
+        "purpose": "",
+        "colour": "x",
+        "declared_size": "1e9",
+    }.items():
         with pytest.raises(Refused):
             Choices.from_form({**form, key: value}, workspace)
     for name in ("../x", "a/b", "", "-x", "X", "a..b"):

@@ -19,7 +19,17 @@ from sfumato.web.workspace import Workspace
 from web.live import Live, live
 
 LIMITS = Limits(bytes=2 * MEBIBYTE, unpacked=4 * MEBIBYTE, ratio=50, files=20)
-READ = ("/", "/browse", "/collections/x", "/plans/x", "/jobs/x", "/jobs/x/events", "/runs/x", "/static/web.js")
+READ = (
+    "/",
+    "/browse",
+    "/collections/x",
+    "/plans/x",
+    "/jobs/x",
+    "/jobs/x/events",
+    "/jobs/x/preview.png",
+    "/runs/x",
+    "/static/web.js",
+)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +146,7 @@ def test_a_collection_with_links_out_of_the_root_is_refused(server: Live) -> Non
 @pytest.mark.parametrize("name", ["..", "%2e%2e", "..%2f..%2fsecret", "a/../../secret", "a%00b", ".hidden", "A"])
 def test_names_cannot_leave_their_folder(server: Live, name: str) -> None:
     addresses = ("/runs/{}", "/jobs/{}", "/collections/{}", "/plans/{}", "/runs/{}/documents/public.html")
-    for address in (*addresses, "/runs/x/documents/{}"):
+    for address in (*addresses, "/jobs/{}/preview.png", "/runs/x/documents/{}"):
         assert server.get(address.format(name)).status in (400, 404)
 
 

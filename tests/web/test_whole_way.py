@@ -66,10 +66,11 @@ def type_into(page: Page, label: str, text: str) -> None:
 
 
 def check_page(page: Page) -> None:
-    """No serious accessibility fault, a banner, and nothing wider than a phone."""
+    """No serious accessibility fault, a banner, a command line, and nothing wider than a phone."""
     found = Axe().run(page).response["violations"]
     assert [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")] == []
     assert page.locator(".banner").inner_text().startswith(("INSIDE ONLY", "MAY LEAVE"))
+    assert page.locator(".command pre").first.inner_text().startswith("sfumato ")
     page.set_viewport_size(PHONE)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], page.url
     page.set_viewport_size(DESKTOP)
@@ -108,8 +109,18 @@ def test_the_whole_way_by_keyboard_from_a_folder_to_an_exported_set(browser: Bro
         press(page, "Compare with the real images")
         page.wait_for_url("**/jobs/*")
         page.wait_for_url("**/runs/first")
-        internal = page.frame_locator("iframe").nth(1).locator("body")
-        assert "Does it repeat private images?" in internal.inner_text() and "NOT PRIVATE" in internal.inner_text()
+        internal = page.frame_locator("iframe").nth(1)
+        found = internal.locator("body").inner_text()
+        assert "Does it repeat private images?" in found and "NOT PRIVATE" in found
+        assert internal.locator(".rows .names").inner_text().split() == [str(digit) for digit in range(10)]
+        assert internal.locator(".rows img").count() == 2
+        assert "No audit has been run" in page.locator("#audited").inner_text()
+        press(page, "Run the audits")
+        page.wait_for_url("**/jobs/*")
+        page.wait_for_url("**/runs/first")
+        assert "found nothing that contradicts" in page.locator("#audited").inner_text()
+        assert "neighbour replay" in page.locator("main").inner_text()
+        check_page(page)
         press(page, "To the release", "link")
         page.wait_for_url("**/release")
         check_page(page)
@@ -138,15 +149,23 @@ def test_stop_go_on_a_killed_server_and_two_browsers(browser: Browser, root: Pat
         start(page, "slow", SLOW)
         start(other, "second", SMALL)
         page.locator("#parts label", has_text="training").wait_for()
+        assert 0 < float(page.locator("#epsilon-spent").inner_text()) <= 1
         assert other.locator("#state").inner_text() == "queued"
         page.get_by_role("button", name="Stop").click()
         page.get_by_role("button", name="Go on").wait_for()
         assert page.locator("#state").inner_text() == "stopped"
         assert (root / "sfumato" / "runs" / "slow" / "internal" / "checkpoint").is_dir()
+        spent = page.locator("#epsilon-spent").inner_text()
+        page.locator("#preview-picture").wait_for()
+        assert page.locator("#preview .names li").count() == 10
+        assert page.locator("#preview-picture").evaluate("one => one.decode().then(() => one.naturalWidth)") > 100
+        assert "of 600 steps" in page.locator("#preview-note").inner_text()
+        assert page.locator("#epsilon-spent").inner_text() == spent
+        check_page(page)
         other.wait_for_url("**/runs/second")
         page.get_by_role("button", name="Go on").click()
         page.wait_for_url("**/jobs/*")
-        assert "--resume" in page.locator(".command pre").inner_text()
+        assert "--resume" in page.locator(".command pre").last.inner_text()
         page.locator("#parts label", has_text="training").wait_for()
         job = page.url.rpartition("/")[2]
         server.kill()

@@ -5,6 +5,7 @@ Progress shows public numbers only. ``--quiet`` leaves results and errors.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -129,7 +130,7 @@ class ProgressBar:
 
     def report(self, name: str, done: int, total: int, epsilon: float | None = None) -> None:
         """Show that ``done`` of ``total`` steps of the part ``name`` are done."""
-        cost = "" if epsilon is None else f"ε {epsilon:.3g}"
+        cost = "" if epsilon is None else "ε ∞" if math.isinf(epsilon) else f"ε {epsilon:.3g}"
         if self._file is not None:
             self._file.report(name, done, total, epsilon)
         if _flags["quiet"]:
@@ -172,7 +173,8 @@ class ProgressFile:
     def report(self, name: str, done: int, total: int, epsilon: float | None) -> None:
         """Take a report over, and write the file if the last time is long enough ago."""
         self._parts[name] = {"name": name, "done": done if total else 0, "total": total}
-        self._epsilon = epsilon if epsilon is not None else self._epsilon
+        # JSON has no infinity; a run without a guarantee has no ε to show.
+        self._epsilon = epsilon if epsilon is not None and math.isfinite(epsilon) else self._epsilon
         if time.monotonic() - self._written >= 1.0:
             self.write()
 

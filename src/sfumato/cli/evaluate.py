@@ -56,6 +56,9 @@ def evaluate_command(
     neighbours: Annotated[
         Path | None, typer.Option(help="Write a PNG of synthetic images above their nearest PRIVATE ones. Internal.")
     ] = None,
+    side_by_side: Annotated[
+        Path | None, typer.Option(help="Folder for PNGs of PRIVATE and synthetic images of each class. Internal.")
+    ] = None,
 ) -> None:
     """Evaluate synthetic images by a published protocol, beside baselines measured in the same run. NOT PRIVATE.
 
@@ -64,6 +67,7 @@ def evaluate_command(
     from sfumato.evaluation.cache import default_folder
     from sfumato.evaluation.evaluate import evaluate
     from sfumato.evaluation.protocols import protocol_named
+    from sfumato.evaluation.side_by_side import write_side_by_side
     from sfumato.training.distributed import process_group
 
     chosen = protocol_named(protocol)
@@ -97,6 +101,8 @@ def evaluate_command(
         write_json(json_file, result.to_json(), private=True)
     if neighbours is not None:
         _write_neighbours(neighbours, sets[0], train, test, device)
+    if side_by_side is not None:
+        write_side_by_side(side_by_side, sets[0], train)
     print_result(result)
 
 

@@ -19,6 +19,7 @@ from sfumato.cli.inspect import inspect
 from sfumato.cli.ledger import ledger
 from sfumato.cli.options import expanded
 from sfumato.cli.plan import methods, plan
+from sfumato.cli.preview import preview_command
 from sfumato.cli.report import report_command
 from sfumato.cli.reproduce import reproduce_app
 from sfumato.cli.sample import sample
@@ -38,6 +39,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "methods": methods,
     "plan": plan,
     "train": train,
+    "preview": preview_command,
     "tune": tune,
     "sample": sample,
     "ledger": ledger,

@@ -124,6 +124,7 @@ def train(
         run.begin({**facts, "reading": _plain(reading)}, resume=resume)
         if division is not None:
             division.save(run.hold_out)
+        run.checkpoint.describe(private.shape, private.classes)
         write_file(run.internal / "command.toml", config_text(context), private=True)
 
     world.from_first(begin)

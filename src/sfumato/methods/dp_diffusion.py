@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,7 @@ from sfumato.training.flat_parameters import FlatParameters
 from sfumato.training.schedules import cosine_decay
 
 _COUNTS = "label counts"
-_TRAIN = "training"
-_GRADIENT = "gradient"
+_TRAIN, _GRADIENT = "training", "gradient"
 _LATENT = "latent "
 _WARM_STARTS = ("latent", "procedural", "none")
 
@@ -58,6 +57,7 @@ class DPDiffusion(Method):
     name: ClassVar[str] = "dp-diffusion"
     paper: ClassVar[str] = "Dockhorn, Cao, Vahdat, Kreis: Differentially Private Diffusion Models (TMLR 2023)"
     variants: ClassVar[Mapping[str, str]] = {"certified": "EDM by DP-SGD, with a warm start and a teacher"}
+    preview_settings: ClassVar[Mapping[str, Any]] = {"warm_start": "none"}
 
     # Network
     width: int = 48

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,7 @@ class DPAF(Method):
     variants: ClassVar[Mapping[str, str]] = {
         "certified": "every gradient is computed from the noisy aggregate; at ε = 1 a training may fail, see its page"
     }
+    preview_settings: ClassVar[Mapping[str, Any]] = {"public": ""}
 
     # Networks
     split: str = "C2-C1-C1"
@@ -240,7 +241,8 @@ class DPAF(Method):
         game.target = aggregate.means
         # The answers are released, so training on them can go on without cost. An adversarial loss may rise.
         guard = None if self.adversarial_weight else DivergenceGuard(generator, game.generator_optimizer)
-        for number in curator.track(range(self.iterations), "generator", self.iterations):
+        keep = {"generator": generator}
+        for number in curator.track(range(self.iterations), "generator", self.iterations, keep=keep):
             game.train_generator(self.steps // self.discriminator_steps + number, guard)
         return aggregate.counts
 

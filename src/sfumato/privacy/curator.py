@@ -98,6 +98,7 @@ class Curator:
         self._states: list[PrivateState] = []
         self._internal = internal
         self._charges = 0
+        self._shown: tuple[int, float] | None = None
         self._answers: dict[str, int] = {}
         self._next: dict[str, int] = {}
         self._opened = False
@@ -132,10 +133,9 @@ class Curator:
             step._finish()
             if self._checkpoint:
                 self._checkpoint.save(name, index + 1, keep, self._states)
-            if self._progress and (index + 1 == last or 20 * index // last != shown):
+            if index + 1 == last or 20 * index // last != shown:
                 shown = 20 * index // last  # seldom: the ε so far takes a while to compute
-                so_far = rough_epsilon(self._ledger.events(self._run), self.plan.budget.delta)
-                self._progress.report(name, index + 1, last, so_far)
+                self._report(name, index + 1, last)
 
     def noisy_sum(self, name: str, features: Features, *, clip_norm: float, by_class: bool = False) -> Tensor:
         """The sum over all units of ``features``, each clipped to ``clip_norm``; a query of one step at rate 1."""
@@ -205,12 +205,19 @@ class Curator:
 
     # For every method
 
-    def track(self, items: Iterable[Item], name: str, total: int) -> Iterator[Item]:
-        """Report progress over public work, such as training on released answers."""
+    def track(
+        self, items: Iterable[Item], name: str, total: int, *, keep: Mapping[str, Any] | None = None
+    ) -> Iterator[Item]:
+        """Report progress over public work, such as training on released answers.
+
+        ``keep`` names the modules that a preview of the images needs. A resumed run starts this work again.
+        """
         for done, item in enumerate(items, start=1):
             yield item
-            if self._progress and (done == total or done % max(1, total // 50) == 0):
-                self._progress.report(name, done, total, None)
+            if self._checkpoint:
+                self._checkpoint.save(name, done, keep or {}, ())
+            if done == total or done % max(1, total // 50) == 0:
+                self._report(name, done, total)
 
     def treat_as_public(self, public: PublicInput) -> None:
         """Write a public collection on the ledger, and what it has cost, before anything is learnt from it."""
@@ -233,6 +240,14 @@ class Curator:
             self._checkpoint.charged(*self._ledger.head)
         self._charges += 1
         self._answers[event.name] = self._answers.get(event.name, 0) + 1
+
+    def _report(self, name: str, done: int, total: int) -> None:
+        """Show progress with the ε so far, which is computed again only after another charge."""
+        if self._progress:
+            if self._shown is None or self._shown[0] != self._charges:
+                so_far = rough_epsilon(self._ledger.events(self._run), self.plan.budget.delta)
+                self._shown = (self._charges, so_far)
+            self._progress.report(name, done, total, self._shown[1])
 
     def _use(self, name: str, steps: int) -> None:
         """Take over the answers of ``steps`` steps from a checkpoint."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sfumato.evaluation import side_by_side
 from sfumato.evaluation.results import EvaluationResult
 from sfumato.release.card import Card
 from sfumato.training.run_folder import Run, release_folder
@@ -73,5 +74,14 @@ class RunFolder:
 
     def neighbours(self) -> str | None:
         """The picture of nearest private neighbours as a ``data:`` address."""
-        path = self.internal / "neighbours.png"
-        return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
+        return _picture(self.internal / "neighbours.png")
+
+    def side_by_side(self) -> tuple[str, str] | None:
+        """The pictures of real and of synthetic images of each class as ``data:`` addresses."""
+        folder = self.internal / "side_by_side"
+        real, synthetic = _picture(folder / side_by_side.REAL), _picture(folder / side_by_side.SYNTHETIC)
+        return None if real is None or synthetic is None else (real, synthetic)
+
+
+def _picture(path: Path) -> str | None:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode() if path.is_file() else None

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from sfumato.evaluation.results import REAL, EvaluationResult, MemorisationSummary
+from sfumato.evaluation.side_by_side import CLASSES_AT_MOST
 from sfumato.privacy.events import RawAccess
 from sfumato.release.card import Card
 from sfumato.report.chart import Bar, Point, Series, bars, curve
@@ -33,11 +34,20 @@ class _Memorisation:
 
 
 @dataclass(frozen=True)
+class _SideBySide:
+    classes: tuple[str, ...]
+    real: str
+    synthetic: str
+    note: str
+
+
+@dataclass(frozen=True)
 class _RunSection:
     title: str
     evaluations: list[_Evaluation]
     memorisation: _Memorisation | None
     neighbours: str | None
+    side_by_side: _SideBySide | None
     cost: list[tuple[str, str]]
 
 
@@ -74,8 +84,18 @@ def _section(run: RunFolder, card: Card) -> _RunSection:
         evaluations=[_evaluation(one) for one in evaluations],
         memorisation=None if found is None else _memorisation(found),
         neighbours=run.neighbours(),
+        side_by_side=_side_by_side(run, card),
         cost=_cost(run.cost(), card),
     )
+
+
+def _side_by_side(run: RunFolder, card: Card) -> _SideBySide | None:
+    found = run.side_by_side()
+    if found is None:
+        return None
+    which = "each class" if len(card.classes) <= CLASSES_AT_MOST else f"each of the first {CLASSES_AT_MOST} classes"
+    note = f"A row for {which}. The left images are PRIVATE; the right ones are drawn from the release."
+    return _SideBySide(card.classes[:CLASSES_AT_MOST], *found, note)
 
 
 def _curves(runs: Sequence[RunFolder], cards: Sequence[Card]) -> list[_Curve]:

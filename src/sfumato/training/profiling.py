@@ -143,8 +143,10 @@ def _rehearsed(
             event = self.plan.event(name)
             yield from _timed(super().steps(name, keep=keep), name, event.steps, event.sampling_rate * count)
 
-        def track(self, items: Iterable[Item], name: str, total: int) -> Iterator[Item]:
-            yield from _timed(super().track(items, name, total), name, total, 0)
+        def track(
+            self, items: Iterable[Item], name: str, total: int, *, keep: Mapping[str, Any] | None = None
+        ) -> Iterator[Item]:
+            yield from _timed(super().track(items, name, total, keep=keep), name, total, 0)
 
     def _timed(items: Iterable[Any], name: str, steps: int, records: float) -> Iterator[Any]:
         times: list[float] = []

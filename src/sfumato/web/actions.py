@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -15,9 +15,10 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from sfumato.privacy import Budget, Ledger
 from sfumato.web import commands, contents
-from sfumato.web.choices import Choices, Form, export_options, limit_option, run_name
+from sfumato.web.choices import Choices, Form, column_options, export_options, limit_option, run_name
 from sfumato.web.jobs import ACTIVE, FINAL, Job, Jobs
 from sfumato.web.plans import plan_facts, plans
+from sfumato.web.reviews import review_commands
 from sfumato.web.security import UPLOAD
 from sfumato.web.upload import Limits, receive, unpack
 from sfumato.web.workspace import Refused, Workspace
@@ -64,7 +65,8 @@ class Actions:
 
     def choose(self, request: Request) -> Response:
         """Choose a collection by its path, and inspect it."""
-        return _to(f"/jobs/{self._inspect(_form(request).get('path', '')).id}")
+        form = _form(request)
+        return _to(f"/jobs/{self._inspect(form.get('path', ''), column_options(form)).id}")
 
     async def upload(self, request: Request) -> Response:
         """Take a zip, unpack it below ``uploads`` and inspect it."""
@@ -81,13 +83,13 @@ class Actions:
         job = await run_in_threadpool(self._inspect, str(folder))
         return JSONResponse({"next": f"/jobs/{job.id}"})
 
-    def _inspect(self, text: str) -> Job:
+    def _inspect(self, text: str, columns: Sequence[str] = ()) -> Job:
         self._check_number()
         path = self.workspace.inside(text)
         name = self.workspace.add_collection(path)
         title = f"What is in {path.name}"
         address = f"/collections/{name}"
-        return self.jobs.start("inspect", title, [commands.inspect(path)], collection=name, next=address)
+        return self.jobs.start("inspect", title, [commands.inspect(path, columns)], collection=name, next=address)
 
     def plan(self, request: Request, name: str) -> Response:
         """The plan of every method for what was chosen; it is there at once."""
@@ -170,11 +172,9 @@ class Actions:
     def review(self, name: str) -> Response:
         """Measure accuracy and memorisation."""
         run = self._finished(name)
-        if run.job is None or run.job.collection is None:
-            raise Refused("this run was not made by the page, which does not know its collection")
-        path = self.workspace.collection(run.job.collection)
-        samples = run.path / "internal" / "samples"
-        found = commands.review(path, run.path, samples, Choices.from_json(run.job.choices))
+        found = review_commands(self.workspace, run)
+        if found is None:
+            raise Refused("the page does not know the collection of this run, or it is not there any more")
         return self._about_run("review", f"Review of {name}", found, run)
 
     def audit(self, name: str) -> Response:

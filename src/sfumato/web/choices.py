@@ -45,6 +45,8 @@ class Choices:
     size: int | None = None
     colour: str | None = None
     classes: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
     no_labels: bool = False
     leave_out_unlabelled: bool = False
     skip_bad: bool = False
@@ -65,6 +67,8 @@ class Choices:
             size=_optional_number(form, "size", 1, 1024),
             colour=_one_of(form, "colour", ("", "grey", "rgb")) or None,
             classes=_text(form, "classes"),
+            image_column=_text(form, "image_column"),
+            label_column=_text(form, "label_column"),
             no_labels="no_labels" in form,
             leave_out_unlabelled="leave_out_unlabelled" in form,
             skip_bad="skip_bad" in form,
@@ -95,6 +99,8 @@ class Choices:
             "size": self.size,
             "colour": self.colour,
             "classes": None if self.no_labels else self.classes,
+            "image-column": self.image_column,
+            "label-column": self.label_column,
             "person-column": self.person_column,
             "persons": self.person_file,
             "person-pattern": self.person_pattern,
@@ -116,6 +122,12 @@ def suggested(next_command: str) -> dict[str, str]:
         if word.startswith("--"):
             found[word.removeprefix("--")] = "" if following.startswith("--") else following
     return found
+
+
+def column_options(form: Form) -> list[str]:
+    """Which columns of a table hold images and labels, where they are not found by themselves."""
+    given = {name: _text(form, name) for name in ("image_column", "label_column")}
+    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
 
 
 def run_name(form: Form, workspace: Workspace) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sfumato.experiments.expected_use import PublicFacts
 from sfumato.web.choices import Choices, Form, method_options
 from sfumato.web.workspace import Workspace
+
+if TYPE_CHECKING:  # it would load torch, which the worker of a job does not need
+    from sfumato.experiments.expected_use import PublicFacts
 
 # Options are written as one word, --name=value, so that no value can be taken for an option.
 
@@ -21,9 +24,9 @@ def line(arguments: Sequence[str]) -> str:
     return shlex.join(["sfumato", *arguments])
 
 
-def inspect(data: Path) -> list[str]:
+def inspect(data: Path, columns: Sequence[str] = ()) -> list[str]:
     """What is in a collection."""
-    return ["inspect", str(data), "--json"]
+    return ["inspect", str(data), *columns, "--json"]
 
 
 def plan(facts: PublicFacts) -> list[str]:
@@ -49,6 +52,16 @@ def train(data: Path, run: Path, ledger: Path, choices: Choices, form: Form) -> 
     return [*words, f"--ledger={ledger}", f"--out={run}"]
 
 
+def output_folder(command: Sequence[str]) -> Path:
+    """The folder that a command writes."""
+    return next(Path(word.removeprefix("--out=")) for word in command if word.startswith("--out="))
+
+
+def preview(run: Path, picture: Path) -> list[str]:
+    """Samples from the last checkpoint of a training that is under way."""
+    return ["preview", str(run), f"--out={picture}", "--json"]
+
+
 def report(run: Path) -> list[str]:
     """The public page, which is scanned before it is written, and the internal page."""
     return ["report", str(run)]
@@ -61,7 +74,8 @@ def review(data: Path, run: Path, samples: Path, choices: Choices) -> list[list[
     if (internal / "hold_out.json").exists():
         real.append(f"--held-out={run}")
     results = [f"--json={internal / 'evaluation.json'}", f"--neighbours={internal / 'neighbours.png'}"]
-    measured = ["evaluate", str(samples), *real, "--seeds=2", "--no-inception", *results]
+    pictures = f"--side-by-side={internal / 'side_by_side'}"
+    measured = ["evaluate", str(samples), *real, "--seeds=2", "--no-inception", *results, pictures]
     drawn = [] if samples.exists() else [["sample", str(run), f"--count={SAMPLES}", "--seed=1", f"--out={samples}"]]
     return [*drawn, measured, report(run)]
 
@@ -85,7 +99,7 @@ def resumed(command: tuple[str, ...], workspace: Workspace) -> tuple[str, ...]:
     """The same training, continued if it had begun."""
     if command[0] != "train":
         return command
-    out = next(Path(word.removeprefix("--out=")) for word in command if word.startswith("--out="))
-    begun = (workspace.inside(str(out.parent)) / out.name / "internal" / "run.json").exists()
+    run = output_folder(command)
+    begun = (workspace.inside(str(run.parent)) / run.name / "internal" / "run.json").exists()
     plain = tuple(word for word in command if word != "--resume")
     return (*plain, "--resume") if begun else plain

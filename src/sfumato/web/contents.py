@@ -11,6 +11,7 @@ from typing import Any
 from sfumato.privacy import Budget, Ledger, LedgerDamaged
 from sfumato.release.card import Card, rounded_up
 from sfumato.report.folder import RunFolder
+from sfumato.web import previews
 from sfumato.web.jobs import ACTIVE, Job, Jobs
 from sfumato.web.workspace import NotThere, Workspace, is_name, read_json
 
@@ -164,10 +165,12 @@ def job_view(jobs: Jobs, job: Job) -> dict[str, Any]:
     progress = read_json(folder / "progress.json") or {"parts": [], "epsilon": None}
     return {
         "state": jobs.state(job.id),
+        "ended": jobs.ended(job.id),
         "stopping": (folder / "stop").exists(),
         "number": status.get("number", 0) + 1,
         "of": len(job.commands),
         "parts": progress["parts"],
         "epsilon": progress["epsilon"],
+        "preview": previews.shown(folder) if job.kind == "train" else None,
         "log": jobs.log(job.id),
     }

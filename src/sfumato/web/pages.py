@@ -18,12 +18,22 @@ from sfumato.web import commands, contents
 from sfumato.web.choices import EPSILONS, FORMATS, PURPOSES, Choices, suggested
 from sfumato.web.jobs import FINAL, Job, Jobs
 from sfumato.web.plans import method_rows
+from sfumato.web.previews import PICTURE
 from sfumato.web.rendering import INSIDE, MAY_LEAVE, MIXED, STATIC, page, stops, stops_json, style_sheet
+from sfumato.web.reviews import review_commands
 from sfumato.web.security import DOCUMENT_POLICY
-from sfumato.web.workspace import NotThere, Refused, Workspace
+from sfumato.web.workspace import NotThere, Refused, Workspace, read_json
 
 _SECOND = 1.0
 _LISTED = 1000
+ABOUT = {
+    "inspect": "Every image is opened once and counted. Nothing is spent, and nothing leaves.",
+    "train": "The training asks for noisy answers about the collection; each is on the ledger before it is given.",
+    "review": "Classifiers learn from synthetic and from real images, and both are compared. The result stays inside.",
+    "audit": "The method is replayed and attacked on drawn images; no private data is read. This may take minutes.",
+    "export": "Images are drawn from the release. No private data is read, so it costs no privacy.",
+}
+"""What a job does, for the people who wait for it."""
 
 
 def page_routes(workspace: Workspace, jobs: Jobs) -> APIRouter:
@@ -37,6 +47,7 @@ def page_routes(workspace: Workspace, jobs: Jobs) -> APIRouter:
         "/plans/{job}": pages.plan,
         "/jobs/{job}": pages.job,
         "/jobs/{job}/events": pages.events,
+        f"/jobs/{{job}}/{PICTURE}": pages.preview,
         "/runs/{name}": pages.run,
         "/runs/{name}/release": pages.release,
         "/runs/{name}/documents/{document}": pages.document,
@@ -57,15 +68,17 @@ class Pages:
 
     def overview(self, request: Request) -> HTMLResponse:
         """Collections with the budget that is left, runs, and what is running."""
-        jobs = self.jobs.all()
+        jobs, found = self.jobs.all(), contents.collections(self.workspace, self.jobs)
         return page(
             request,
             "overview.html.jinja",
             banner=INSIDE,
             roots=self.workspace.roots,
-            collections=contents.collections(self.workspace, self.jobs),
+            collections=found,
             runs=contents.runs(self.workspace, self.jobs),
             jobs=[(job, self.jobs.state(job.id)) for job in jobs[:20]],
+            web_command=commands.line(["web", *(f"--root={root}" for root in self.workspace.roots)]),
+            ledger_commands=[commands.line(["ledger", str(one.spending.path)]) for one in found if one.spending],
         )
 
     def browse(self, request: Request, path: str = "") -> HTMLResponse:
@@ -80,6 +93,7 @@ class Pages:
             "browse.html.jinja",
             banner=INSIDE,
             folder=folder,
+            command_line=commands.line(commands.inspect(folder)),
             above=above,
             entries=entries[:_LISTED],
             more=max(0, len(entries) - _LISTED),
@@ -90,14 +104,16 @@ class Pages:
         """What is in a collection, and the form for a plan."""
         found = contents.collection(self.workspace, self.jobs, name)
         inspection = found.inspection
+        given = suggested(inspection["next_command"]) if inspection else {}
+        columns = [f"--{name}={given[name]}" for name in ("image-column", "label-column") if name in given]
         return page(
             request,
             "collection.html.jinja",
             banner=INSIDE,
             collection=found,
             inspection=inspection,
-            command_line=commands.line(commands.inspect(found.path)),
-            suggested=suggested(inspection["next_command"]) if inspection else {},
+            command_line=commands.line(commands.inspect(found.path, columns)),
+            suggested=given,
             purposes=[(one, EPSILONS.index(one.epsilon)) for one in PURPOSES],
             stops=stops(),
             stops_json=stops_json(),
@@ -124,17 +140,35 @@ class Pages:
         """The progress of a job, with what stops it or lets it go on."""
         found = self.jobs.find(job)
         view = contents.job_view(self.jobs, found)
-        return page(request, "job.html.jinja", banner=INSIDE, job=found, view=view, final=view["state"] in FINAL)
+        run = self.workspace.named("runs", found.run) if found.run else None
+        return page(
+            request,
+            "job.html.jinja",
+            banner=INSIDE,
+            job=found,
+            view=view,
+            final=view["state"] in FINAL,
+            about=ABOUT.get(found.kind),
+            collection_path=next(iter(found.commands[0][1:]), ""),
+            preview_command=commands.line(["preview", str(run)]),
+        )
+
+    def preview(self, job: str) -> Response:
+        """The picture of a training's first samples."""
+        path = self.jobs.folder(job) / PICTURE
+        if not path.is_file():
+            raise NotThere("there are no samples yet")
+        return Response(path.read_bytes(), media_type="image/png")
 
     async def events(self, request: Request, job: str) -> StreamingResponse:
         """The progress of a job as server-sent events, at most one a second, until it has ended."""
         found = self.jobs.find(job)
 
         async def stream() -> AsyncIterator[str]:
-            state = ""
-            while state not in FINAL and not await request.is_disconnected():
+            ended = False
+            while not ended and not await request.is_disconnected():
                 view = self._view(found)
-                state = view["state"]
+                ended = view["ended"]
                 yield f"data: {json.dumps(view)}\n\n"
                 await asyncio.sleep(_SECOND)
 
@@ -154,14 +188,18 @@ class Pages:
         """The review of a run: everything that only the custodian may see."""
         found = contents.run(self.workspace, self.jobs, name)
         related = [(job, self.jobs.state(job.id)) for job in self.jobs.all() if job.run == name]
+        review = review_commands(self.workspace, found)
         return page(
             request,
             "run.html.jinja",
             banner=MIXED,
             run=found,
             related=related,
-            has_internal=(found.path / "internal" / "internal.html").is_file(),
+            has_evaluation=(found.path / "internal" / "evaluation.json").is_file(),
             has_public=(found.path / "public.html").is_file(),
+            audit=read_json(found.path / "audit.json"),
+            review_commands=[commands.line(one) for one in review or ()],
+            audit_commands=[commands.line(one) for one in commands.audit(found.path)],
         )
 
     def release(self, request: Request, name: str) -> HTMLResponse:
@@ -185,6 +223,7 @@ class Pages:
             ],
             spending=contents.spending(ledger),
             on_ledger=ledger.exists() and Ledger.read(ledger).holds(head.length, head.hash),
+            report_command=commands.line(commands.report(found.path)),
             ledger_command=commands.line(commands.show_ledger(ledger, found.path)),
         )
 

@@ -19,8 +19,9 @@ from sfumato.web.choices import EPSILONS
 
 TEMPLATES = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
+_STYLES = ("style.css.jinja", "chart.css.jinja", "rows.css.jinja")
 INSIDE = ("inside", "INSIDE ONLY", "This page shows facts about private data. Nothing on it may leave.")
-MAY_LEAVE = ("leave", "MAY LEAVE", "What is framed on this page follows from the release alone. It may be published.")
+MAY_LEAVE = ("leave", "MAY LEAVE", "What is marked so follows from the release alone. The rest stays inside.")
 MIXED = ("inside", "INSIDE ONLY", "Only what is marked “may leave” may leave; the rest of this page may not.")
 
 
@@ -35,7 +36,7 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
 def style_sheet() -> str:
     """The styles of the report pages, of their charts, and of this page."""
     environment = page_environment(REPORT_TEMPLATES)
-    parts = [environment.get_template(name).render() for name in ("style.css.jinja", "chart.css.jinja")]
+    parts = [environment.get_template(name).render() for name in _STYLES]
     return "\n".join([*parts, (STATIC / "web.css").read_text(encoding="utf-8")])
 
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.files import write_json
+from sfumato.web import commands
 from sfumato.web.jobs import PATIENCE, Job, read_job
+from sfumato.web.previews import Previews
 from sfumato.web.processes import Process
 from sfumato.web.workspace import read_json
 
@@ -38,17 +40,24 @@ class Worker:
     def __init__(self, folder: Path, job: Job) -> None:
         self.folder, self.job = folder, job
         self._stop = folder / "stop"
+        trains = job.commands[0][0] == "train"
+        self._previews = Previews(folder, commands.output_folder(job.commands[0])) if trains else None
         self._status: dict[str, Any] = {"state": "queued", "worker": Process.of(os.getpid()).to_json()}
 
     def run(self) -> None:
         """Wait, run, and write the final state whatever happens."""
         self._write()
+        locks: list[int] | None = None
         try:
             locks = self._take_locks()
             self._finish("stopped" if locks is None else self._run_commands(locks))
         except BaseException:
             self._finish("failed")
             raise
+        for lock in locks or ():
+            os.close(lock)  # the next job need not wait for the samples
+        if self._status["state"] == "stopped" and self._previews is not None:
+            self._previews.draw()
 
     def _run_commands(self, locks: list[int]) -> str:
         for number, command in enumerate(self.job.commands):
@@ -74,7 +83,11 @@ class Worker:
             if not asked and self._stop.exists():
                 child.send_signal(signal.SIGINT)
                 asked = True
+            if self._previews is not None:
+                self._previews.look()
             time.sleep(_PAUSE)
+        if self._previews is not None:
+            self._previews.close()
         return code
 
     def _finish(self, state: str) -> None:

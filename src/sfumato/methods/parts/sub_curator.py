@@ -55,5 +55,7 @@ class _SubCurator:
     ) -> PrivateState:
         return self._outer.private_state(self._prefix + name, shape, fill=fill, shards=shards)
 
-    def track(self, items: Iterable[Item], name: str, total: int) -> Iterator[Item]:
-        return self._outer.track(items, self._prefix + name, total)
+    def track(
+        self, items: Iterable[Item], name: str, total: int, *, keep: Mapping[str, Any] | None = None
+    ) -> Iterator[Item]:
+        return self._outer.track(items, self._prefix + name, total, keep=keep)

@@ -29,15 +29,13 @@ function followSlider(form) {
 
 // The progress of a job, from the server's event stream. Everything is set as text, never as markup.
 function followJob(job) {
-  if (["done", "failed", "stopped", "interrupted"].includes(job.dataset.state)) return;
+  if (job.dataset.ended === "true") return;
   const source = new EventSource(job.dataset.events);
   source.addEventListener("message", (event) => {
     const view = JSON.parse(event.data);
     showJob(job, view);
-    if (["done", "failed", "stopped", "interrupted"].includes(view.state)) {
-      source.close();
-      if (view.state === "done") window.location.assign(job.dataset.next);
-    }
+    if (view.ended || view.state === "done") source.close();
+    if (view.state === "done") window.location.assign(job.dataset.next);
   });
 }
 
@@ -52,8 +50,26 @@ function showJob(job, view) {
   job.querySelector("#resume").hidden = !["stopped", "failed", "interrupted"].includes(view.state);
   job.querySelector("#spent").hidden = view.epsilon === null;
   if (view.epsilon !== null) job.querySelector("#epsilon-spent").textContent = view.epsilon.toPrecision(3);
+  job.querySelector("#waiting").hidden = view.state !== "queued" || job.dataset.queues !== "true";
+  if (view.preview) showPreview(job, view.preview);
   job.querySelector("#log").textContent = view.log.join("\n");
   job.querySelector("#parts").replaceChildren(...view.parts.map(progressOf));
+}
+
+// The samples of the last checkpoint; the picture is loaded again only if it is another one.
+function showPreview(job, preview) {
+  const rows = job.querySelector("#preview");
+  const note = job.querySelector("#preview-note");
+  if (note.textContent !== preview.note) note.textContent = preview.note;
+  rows.hidden = preview.version === null;
+  if (preview.version === null || rows.dataset.version === preview.version) return;
+  rows.dataset.version = preview.version;
+  rows.querySelector("img").src = `${rows.dataset.picture}?version=${preview.version}`;
+  rows.querySelector("ol").replaceChildren(...preview.classes.map((name) => {
+    const item = document.createElement("li");
+    item.textContent = name;
+    return item;
+  }));
 }
 
 function progressOf(part) {
