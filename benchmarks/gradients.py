@@ -17,6 +17,7 @@ the largest norm that one example adds, in units of the clip, in the arithmetic 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import platform
 import statistics
@@ -34,6 +35,7 @@ import gpu
 from gradient_contenders import CONTENDERS, Case, Sums, loss, make, norm_of
 from networks import MODELS
 from sfumato.privacy.gradients import Batch, PerClass, clipped_sum, loop
+from sfumato.training.memory import keep_freed_memory
 
 CLOCK: list[Callable[[], float]] = [time.perf_counter]
 SLOW, SLOW_ROUNDS = 0.5, 3
@@ -57,23 +59,24 @@ def peak(case: Case, contender: str) -> float:
     """MB above what lies there before the step. On a CPU: call it in a fresh process."""
     device = case.batch.images.device
     step = CONTENDERS[contender](case)
-    step(case.batch.take(0, min(4, case.batch.units)))
+    step(case.batch)
     if device.type == "cuda":
-        step(case.batch)
         _wait(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         step(case.batch)
         return (torch.cuda.max_memory_allocated(device) - before) / 2**20
-    before = _high_water()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the first step, which also checks and chooses
+    before = _resident("VmRSS")
     step(case.batch)
-    return _high_water() - before
+    return _resident("VmHWM") - before
 
 
-def _high_water() -> float:
-    """The process's peak resident memory in MB. (``getrusage`` would also count the parent's.)"""
+def _resident(kind: str) -> float:
+    """The process's resident memory in MB: VmRSS now, VmHWM at its peak. (``getrusage`` would count the parent's.)"""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) / 2**10
+    return float(next(line.split()[1] for line in lines if line.startswith(kind))) / 2**10
 
 
 def _peak_in_process(case: Case, contender: str, threads: int) -> float:
@@ -165,8 +168,9 @@ def compare(
     return rows
 
 
-def profile(case: Case) -> None:
-    """Plain and our own step, operation by operation."""
+def profile(case: Case) -> list[dict[str, object]]:
+    """Milliseconds of the operations that take most of a step, of a plain one and of our own."""
+    found: list[dict[str, object]] = []
     for contender in ("plain", "ours"):
         step = CONTENDERS[contender](case)
         for _ in range(3):
@@ -179,8 +183,12 @@ def profile(case: Case) -> None:
             _wait(case.batch.images.device)
         order = "self_cuda_time_total" if len(activities) > 1 else "self_cpu_time_total"
         print(f"\n{case.name} {case.batch.units}: {contender}")
-        for event in sorted(seen.key_averages(), key=lambda e: -_self_time(e, order))[:18]:
+        most = sorted(seen.key_averages(), key=lambda e: -_self_time(e, order))[:18]
+        for event in most:
             print(f"  {_self_time(event, order) / 1e3:9.2f} ms  {event.count:5d}  {event.key[:90]}")
+        operations = {event.key: round(_self_time(event, order) / 1e3, 2) for event in most}
+        found.append({"case": case.name, "units": case.batch.units, "contender": contender, "operations": operations})
+    return found
 
 
 def _self_time(event: object, order: str) -> float:
@@ -262,7 +270,9 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=list(CONTENDERS))
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
-    parser.add_argument("--profile", action="store_true", help="show where our own steps spend their time instead")
+    parser.add_argument(
+        "--profile", action="store_true", help="also show where plain and our own steps spend their time"
+    )
     parser.add_argument("--cpu-time", action="store_true", help="processor seconds, for a machine that others use too")
     parser.add_argument("--no-memory", action="store_true", help="leave peak memory out: it needs a process of its own")
     parser.add_argument("--out", type=Path)
@@ -274,6 +284,8 @@ def main() -> None:
     # Opacus' hooks meet a first layer whose input needs no gradient, and torch says so at every step.
     warnings.filterwarnings("ignore", message="Full backward hook")
     torch.set_num_threads(given.threads)
+    if not given.peak:
+        keep_freed_memory()  # as the command does, for every contender
     CLOCK[0] = time.process_time if given.cpu_time else time.perf_counter
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.tf32
     device = torch.device(given.device)
@@ -286,11 +298,11 @@ def main() -> None:
     arithmetic = "bf16 autocast" if given.bf16 else "TF32" if given.tf32 and device.type == "cuda" else "float32"
     print(f"{machine}, {arithmetic}, torch {torch.__version__}, Python {platform.python_version()}\n", flush=True)
     rows: list[dict[str, object]] = []
+    profiles: list[dict[str, object]] = []
     for name, units, draws in cases:
         case = make(name, units, device, draws=draws, autocast=given.bf16)
         if given.profile:
-            profile(case)
-            continue
+            profiles += profile(case)
         rows += compare(case, given.only or list(CONTENDERS), rounds=given.rounds, loop_units=given.loop_units,
                         threads=0 if given.no_memory else given.threads)  # fmt: skip
     if given.classes:
@@ -298,8 +310,10 @@ def main() -> None:
     if rows:
         print(table(rows))
     if given.out:
-        given.out.write_text(json.dumps({"machine": machine, "arithmetic": arithmetic, "torch": torch.__version__,
-                                         "rows": rows}, indent=2) + "\n")  # fmt: skip
+        found = {"command": " ".join(["benchmarks/gradients.py", *sys.argv[1:]]), "machine": machine,
+                 "clock": "processor" if given.cpu_time else "wall", "arithmetic": arithmetic,
+                 "torch": torch.__version__, "rows": rows, "profiles": profiles}  # fmt: skip
+        given.out.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

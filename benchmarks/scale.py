@@ -120,6 +120,8 @@ def training_worker(world: World, *, rehearse: bool) -> dict[str, Any]:
             marks.append(time.perf_counter())
 
     release = method.fit(records, NoGuarantee(), device="cpu", progress=Watch(), seed=0)
+    if not world.first:
+        return {}  # progress is reported to the first process
     parameters = sum(tensor.numel() for tensor in release.model.state_dict().values())
     seconds = statistics.median(np.diff(marks[2:]).tolist())
     return {"method": METHOD, "batch": batch, "steps": steps, "parameters": parameters, "seconds_per_step": seconds}

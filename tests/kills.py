@@ -152,8 +152,8 @@ def charged_steps(events: tuple[Event, ...]) -> Counter[str]:
 
 def drawn_epsilon(method: Method, steps: Counter[str]) -> float:
     """The ε of what was drawn."""
-    events = [replace(event, steps=steps[event.name]) for event in method.plan(budget_for(method)).events]
-    return epsilon([event for event in events if event.steps], 1e-5)
+    planned = method.plan(budget_for(method)).events
+    return epsilon([replace(event, steps=steps[event.name]) for event in planned if steps[event.name]], 1e-5)
 
 
 def resumed(method: Method, folder: Path, which: str, trial: Trial) -> None:

@@ -3,7 +3,8 @@
     python docs/results/expected_use.py
 
 reads the measured accuracies from the result files in this folder, predicts each from public facts alone, and writes
-``expected-use.json`` and the table of ``expected-use.md``.
+``expected-use.json`` and the tables of ``expected-use.md``: first the settings whose number of images and ε are in no
+row of the table that predictions are made from, then those whose data alone is not in it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sfumato.experiments.expected_use import Use, expected_share, share_of_real, signal_to_noise, table_facts
+from sfumato.experiments.expected_use import (
+    Use,
+    expected_share,
+    share_of_real,
+    signal_to_noise,
+    table_facts,
+    table_rows,
+)
 from sfumato.experiments.results import ResultRow, ResultSet
 from sfumato.files import json_text
 
@@ -27,7 +35,8 @@ COMPARED = {
     "dp2-vae-figure-8-full": ("DP²-VAE, posterior of each record",),
     "dp-diffusion-full": ("DP-Diffusion",),
 }
-MARKS = ("<!-- expected use -->\n", "<!-- /expected use -->")
+OTHER_SETTINGS, OTHER_DATA = "other settings", "other data"
+MARKS = ("<!-- expected use: {} -->\n", "<!-- /expected use -->")
 
 
 def measured() -> list[dict[str, Any]]:
@@ -50,6 +59,7 @@ def compared(name: str, row: ResultRow) -> dict[str, Any]:
     return {
         "method": method,
         **public,
+        "kind": OTHER_DATA if images in _known("images") or row.epsilon in _known("epsilon") else OTHER_SETTINGS,
         "signal_to_noise": round(ratio, 1),
         "predicted_share": round(predicted, 3),
         "measured_share": round(found, 3),
@@ -57,6 +67,11 @@ def compared(name: str, row: ResultRow) -> dict[str, Any]:
         "measured_use": Use.of(found).value,
         "result": name,
     }
+
+
+def _known(key: str) -> set[float]:
+    """The numbers of images, or the budgets, of the table that predictions are made from."""
+    return {row[key] for row in table_rows()}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -80,9 +95,12 @@ def main() -> None:
     result = {"command": "python docs/results/expected_use.py", "rows": rows}
     (HERE / "expected-use.json").write_text(json_text(result), encoding="utf-8")
     page = HERE / "expected-use.md"
-    before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    page.write_text(before + MARKS[0] + table(rows) + MARKS[1] + after, encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    for kind in (OTHER_SETTINGS, OTHER_DATA):
+        start, end = MARKS[0].format(kind), MARKS[1]
+        before, _, rest = text.partition(start)
+        text = before + start + table([row for row in rows if row["kind"] == kind]) + end + rest.partition(end)[2]
+    page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

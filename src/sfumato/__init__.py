@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sfumato.methods.registry import load
     from sfumato.privacy import Budget, Ledger, NoGuarantee
     from sfumato.release import Card, Release, SyntheticImages
+    from sfumato.report.compare import compare
 
     __version__: str
 
@@ -71,6 +72,7 @@ _MODULES = {
     "plan_all": "experiments.planning",
     "choose_method": "experiments.planning",
     "evaluate": "evaluation.evaluate",
+    "compare": "report.compare",
     "replay": "audit.replay",
 }
 
@@ -103,6 +105,7 @@ __all__ = [
     "SyntheticImages",
     "__version__",
     "choose_method",
+    "compare",
     "evaluate",
     "load",
     "plan_all",

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cli.commands import run_here
-from data.test_bad_input import COLLECTIONS, RECORDS, SECRET
+from data.bad_collections import COLLECTIONS
+from data.bad_records import RECORDS, SECRET
 
 CASES = [(make.__name__, make) for make in RECORDS] + [(name, make) for name, make, _ in COLLECTIONS]
 

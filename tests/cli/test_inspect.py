@@ -55,6 +55,23 @@ def test_as_text(letters: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "--person-pattern" in told.out
 
 
+def test_images_that_are_also_in_the_public_collection_are_counted(
+    letters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = np.random.default_rng(1).integers(0, 256, (40, 40), dtype=np.uint8)
+    (tmp_path / "public").mkdir()
+    Image.fromarray(other).save(tmp_path / "public" / "other.png")
+    command = ("inspect", str(letters), "--public", str(tmp_path / "public"))
+    assert run_here(monkeypatch, *command) == 0
+    told = capsys.readouterr()
+    assert "pixel by pixel: 0" in told.out and "not public" not in told.err
+    with Image.open(letters / "a" / "w0_0.png") as image:
+        image.convert("L").save(tmp_path / "public" / "stored-as-grey.png")
+    assert run_here(monkeypatch, *command) == 0
+    told = capsys.readouterr()
+    assert "pixel by pixel: 1" in told.out and "not public" in told.err
+
+
 def test_text_that_is_burned_into_dicom_files_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,6 +66,29 @@ def test_one_line_and_nothing_left(
     assert not out.exists() and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--classes", "2", "--hold-out", "0.3"], "not in the declared label set"),
+        (["--classes", "3"], "has no test part"),
+        (["--classes", "3", "--hold-out", "0.3", "--unit", "person"], "--person-column"),
+        (["--classes", "3", "--hold-out", "2"], "--hold-out is a share"),
+        (["--classes", "3", "--hold-out", "0.3", "--epsilon", "one"], "--epsilon takes numbers"),
+    ],
+)
+def test_a_comparison_that_cannot_start_leaves_nothing(
+    words: list[str],
+    hint: str,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = str(tmp_path / "out")
+    assert run_here(monkeypatch, "compare", str(data), "--methods", "dp-merf", *SMALL, *words, "--out", out) == 2
+    assert hint in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
 def test_named_persons_are_the_unit_unless_the_command_says_otherwise(
     with_persons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

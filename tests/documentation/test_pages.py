@@ -168,3 +168,11 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
         assert not re.search(r'(<script[^>]* src|<link[^>]*stylesheet[^>]* href|<img[^>]* src)="?(https?:)?//', text), (
             page
         )
+
+
+@pytest.mark.parametrize("name", ["checks.md", "engine.md"])
+def test_the_tables_of_the_checks_are_those_of_the_result_files(name: str) -> None:
+    """Written by: python docs/results/checks.py"""
+    module = script("docs/results/checks.py")
+    page = (module.HERE / name).read_text(encoding="utf-8")
+    assert "| --- |" in page and module.rendered(page) == page

@@ -35,7 +35,7 @@ def test_from_a_folder_of_images_to_a_reviewed_release(tmp_path: Path) -> None:
     sfumato("sample", run, "--count", 300, "--out", synthetic)
     assert "no test part" in sfumato("evaluate", synthetic, "--real", data, status=2)
     report = run / "internal" / "evaluation.json"
-    words = ("evaluate", synthetic, "--real", data, "--real-test", held_out, "--json", report)
+    words = ("evaluate", synthetic, "--real", data, "--real-test", held_out, "--run", run)
     assert "NOT PRIVATE" in sfumato(*words, *EVALUATION)
     rows = {entry["row"]: entry["mean"] for entry in json.loads(report.read_text())["measurements"]}
     assert rows and all(np.isfinite(value) for value in rows.values())
@@ -68,10 +68,12 @@ def test_patients_with_several_images_and_images_held_out(tmp_path: Path) -> Non
 
 
 def test_a_comparison_on_a_folder_without_a_test_part(tmp_path: Path) -> None:
-    data, out = digit_folder(tmp_path / "data", count=300, seed=5), tmp_path / "out"
-    words = ("compare", data, "--methods", "dp-merf", "--epsilon", 3, "--out", out, "--images", 60, "--no-inception")
+    data, out = digit_folder(tmp_path / "data", count=300, seed=5, name="p{person}_{row}.png"), tmp_path / "out"
+    chosen = ("--person-pattern", r"^(\w+)_", "--methods", "dp-merf", "--epsilon", 3)
+    words = ("compare", data, *chosen, "--out", out, "--images", 60, "--no-inception")
     assert "no test part" in sfumato(*words, status=2) and not out.exists()
     sfumato(*words, "--hold-out", 0.3, "--jobs", 1, "--protocol", "dppm", *SMALL)
+    assert json.loads((out / "comparison.json").read_text())["unit"] == "person"
     check_pages(out / "comparison.html", said="dp-merf")
 
 
@@ -106,7 +108,9 @@ def test_persons_from_a_file_and_an_officer_who_reads_the_card(tmp_path: Path) -
             (f"{path.parent.name}/{path.name}", f"Nora {int(path.stem) // 4}") for path in data.rglob("*.png")
         )
     notes = ("--note", "purpose=teaching radiographers", "--note", "contact=data@example.org")
-    sfumato("train", data, *MERF, "--epsilon", 3, "--persons", persons, *notes, "--out", run)
+    measured = ("--release-accuracy", 5)
+    sfumato("train", data, *MERF, "--epsilon", 3, "--persons", persons, *notes, *measured, "--out", run)
+    assert "Measured: a linear classifier" in str(card(run)["remarks"])
     assert "Nora" not in (run / "release" / "card.json").read_text()
     reported(run, said="teaching radiographers")
 

@@ -15,9 +15,11 @@ from sfumato.methods import base
 from sfumato.methods.dp_merf import DPMERF
 from sfumato.methods.registry import load
 from sfumato.privacy import Ledger, RunRefused
+from sfumato.privacy.curator import AnswerLost
 from sfumato.privacy.interfaces import Started
 from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training.run_folder import Run
+from worst_case import worst_case_images
 
 
 class KilledBefore(FolderCheckpoint):
@@ -50,6 +52,36 @@ def test_a_run_that_was_killed_while_it_started_is_the_same_run(tmp_path: Path, 
     card = fit(METHOD, ledger, FolderCheckpoint(checkpoint.folder)).card
     assert card.certified and card.run == started.run
     assert [run["run"] for run in Ledger.read(ledger).runs()] == [started.run]
+
+
+def test_the_end_of_a_training_loop_is_saved_whenever_it_comes(tmp_path: Path) -> None:
+    """A run that is killed in a later part has all of the earlier ones, however short they were."""
+    ledger, checkpoint = tmp_path / "ledger", FolderCheckpoint(tmp_path / "checkpoint", seconds=1e9)
+    with pytest.raises(Killed):
+        fit(METHOD, ledger, checkpoint, progress=KillAfter(METHOD.steps, "training"))
+    model = METHOD.build((1, 28, 28), len(worst_case_images().classes))
+    assert checkpoint.restore("training", {"model": model}, ()) == METHOD.steps
+    release = fit(METHOD, ledger, FolderCheckpoint(checkpoint.folder))
+    assert release.card.certified
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(release.model.state_dict()[name], tensor)
+
+
+class NeverSaved(FolderCheckpoint):
+    """The process ends before any step was saved."""
+
+    def write(self, *_: object, **__: object) -> None:
+        """Nothing."""
+
+
+def test_a_loop_whose_steps_were_all_charged_and_lost_is_refused(tmp_path: Path) -> None:
+    """It could only go on with a network that has seen nothing."""
+    ledger, checkpoint = tmp_path / "ledger", NeverSaved(tmp_path / "checkpoint")
+    with pytest.raises(Killed):
+        fit(METHOD, ledger, checkpoint, progress=KillAfter(METHOD.steps, "training"))
+    with pytest.raises(AnswerLost, match="budget of its own"):
+        fit(METHOD, ledger, FolderCheckpoint(checkpoint.folder))
+    assert sum(event.steps for event in Ledger.read(ledger).events()) == METHOD.steps
 
 
 def killed_when(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradient_cases import Classifier, make_batch, squared_error
-from sfumato.privacy.gradients import UnsupportedModel, check, clipped_sum, probe
+from sfumato.privacy.gradients import UnsupportedModel, check, check_rows, clipped_sum, probe
 from sfumato.privacy.randomness import Draws
 
 
@@ -49,6 +50,19 @@ def test_a_loss_that_knows_the_batch_size_is_refused() -> None:
 
     with pytest.raises(UnsupportedModel, match="number of rows"):
         check(Classifier().double(), mean, make_batch(8), 0.5)
+
+
+@pytest.mark.parametrize(("rows", "refused"), [(1, False), (4, True)])
+def test_single_rows_may_be_rounded_otherwise_in_another_batch_size(rows: int, refused: bool) -> None:
+    """An iterative function can follow the sign of a number near zero; a size that matters shows in most rows."""
+
+    def features(images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+        step = torch.where(labels < rows, float(len(images)), 0.0)
+        return images.flatten(1) + step[:, None]
+
+    batch = replace(make_batch(6), labels=torch.arange(6))
+    with pytest.raises(UnsupportedModel, match="number of rows") if refused else contextlib.nullcontext():
+        check_rows(features, batch)
 
 
 def test_draws_outside_random_are_refused() -> None:

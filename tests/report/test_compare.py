@@ -17,9 +17,9 @@ import pytest
 
 from browser import DESKTOP, PHONE, Browser
 from report.finished import TEST, TRAIN, write_npz
-from sfumato.cli.compare import chosen_methods
 from sfumato.cli.main import main
 from sfumato.experiments.compare import composed_epsilon, gather
+from sfumato.experiments.comparison import chosen_methods
 from sfumato.experiments.spec import Conditions, DataSpec, EvaluationSpec, TrainingSpec
 from sfumato.experiments.training import train_release
 from sfumato.methods import DPMERF, METHODS, find

@@ -14,12 +14,13 @@ import pytest
 from PIL import Image
 
 from browser import DESKTOP, PHONE, Browser
-from report.finished import TRAIN, evaluated, finished_run
+from report.finished import PIXEL, TRAIN, compared, evaluated, finished_run
 from sfumato.data import PrivateImages
 from sfumato.methods import DPMERF
 from sfumato.methods.registry import load
 from sfumato.privacy import Budget
 from sfumato.release.attack_bounds import recognised_by_definition
+from sfumato.report.comparison import comparison_page
 from sfumato.report.folder import RunFolder
 from sfumato.report.internal import internal_page
 from sfumato.report.probabilities import percent_up
@@ -72,6 +73,15 @@ def test_a_page_renders_and_nothing_leaves_it(
     assert height is None or height > 9
     picture = np.asarray(Image.open(io.BytesIO(browser.screenshot(visit))).convert("L"))
     assert picture.shape[1] == size[0] and picture.std() > 10
+
+
+def test_the_tables_of_a_comparison_fit_the_desktop(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "comparison.html"
+    page.write_text(comparison_page(compared(("dp-lflow", "dp-diffusion", "dp-realnvp")), [PIXEL] * 6))
+    visit = browser.open(page, DESKTOP)
+    assert visit.problems == []
+    fits = "[...document.querySelectorAll('.scroll')].every(one => one.scrollWidth <= one.clientWidth)"
+    assert browser.run(fits, visit.session)
 
 
 def test_the_browser_tells_of_scripts_and_requests(browser: Browser, tmp_path: Path) -> None:
@@ -142,6 +152,7 @@ def test_the_internal_page_has_baselines_classes_memorisation_and_cost(pages: di
     assert "The left images are PRIVATE" in one and one.count('alt="Private images, a row for each class"') == 1
     for words in ("real half against real half", "uniform noise", "worst class", "Exact copies", "256 MiB"):
         assert words in one
+    assert 'class="verdict">Certified at ε = ' in one and " use: a CNN trained on the synthetic images" in one
     assert "How does accuracy change with ε?" in several and "How does accuracy change with ε?" not in one
     # Two runs share ε ≈ 2, so that its point has an error bar; the single run at ε ≈ 8 has none.
     chart = several[several.index("<svg") : several.index("</svg>")]
@@ -150,9 +161,8 @@ def test_the_internal_page_has_baselines_classes_memorisation_and_cost(pages: di
 
 def test_a_run_without_an_evaluation_says_how_to_make_one(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run")
-    assert "sfumato evaluate SYNTHETIC --real DATA --json RUN/internal/evaluation.json" in internal_page(
-        [RunFolder(run.folder)]
-    )
+    page = internal_page([RunFolder(run.folder)])
+    assert "sfumato evaluate SYNTHETIC --real DATA --run RUN" in page and "its use was not measured" in page
     with pytest.raises(FileNotFoundError, match="no finished run"):
         internal_page([RunFolder(tmp_path / "nothing")])
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from sfumato.audit.replay import Replay, participants, replay
 from sfumato.audit.worst_case import KINDS, checkerboard, planted, rows_of
+from sfumato.evaluation.classifiers import Progress, silent
 from sfumato.methods.base import Method
 from sfumato.privacy import AnyBudget, PrivateRecords
 
@@ -61,6 +62,7 @@ def sweep(
     tries: int = 40,
     seed: int = 0,
     max_images_per_unit: int = 4,
+    progress: Progress = silent,
 ) -> Sweep:
     """``pairs`` neighbours for each kind of unit in ``KINDS``, then ``tries`` units of the search."""
     found = Sweep()
@@ -69,7 +71,8 @@ def sweep(
     if not present:
         found.kinds["any"] = replay(method, private, seed=seed, pairs=1, **options)
         return found
-    for name, kind in KINDS.items():
+    for number, (name, kind) in enumerate(KINDS.items()):
+        progress("kinds of units", number, len(KINDS) + 1)
         if not kind.alone:
             # Half of the units stay as they are, so that there are ordinary units which a planted one could affect.
             units = present[: min(pairs, max(1, len(present) // 2))]
@@ -89,6 +92,7 @@ def sweep(
             if units and not done.stopped:
                 data = planted(private, name, units, unit=budget.unit)
                 done.add_all(replay(method, data, seed=turn, pairs=1, units=units, **options))
+    progress("kinds of units", len(KINDS), len(KINDS) + 1)
     if tries:
         found.kinds["search"] = search(method, private, unit=present[0], tries=tries, seed=seed, **options)
         found.tried = tries

@@ -18,6 +18,7 @@ from scipy import stats
 from torch import Tensor
 
 from sfumato.audit.instrument import instrumented
+from sfumato.evaluation.classifiers import Progress, silent
 from sfumato.methods.base import Method
 from sfumato.privacy import AnyBudget, Curator, Ledger, PrivateRecords, Randomness
 from sfumato.privacy.mechanism import Query, grid_of
@@ -105,9 +106,15 @@ class NoiseAudit:
         }
 
 
-def audit_noise(method: Method, private: PrivateRecords, *, budget: AnyBudget, runs: int = 3) -> NoiseAudit:
+def audit_noise(
+    method: Method, private: PrivateRecords, *, budget: AnyBudget, runs: int = 3, progress: Progress = silent
+) -> NoiseAudit:
     """Run the method ``runs`` times, and once without one unit, and apply every test."""
-    worlds = [watch(method, private, budget) for _ in range(max(2, runs))]
+    runs, worlds = max(2, runs), []
+    for number in range(runs):
+        progress("runs of the method", number, runs + 1)
+        worlds.append(watch(method, private, budget))
+    progress("runs of the method", runs, runs + 1)
     neighbour = watch(method, private._without(0, budget.unit), budget)
     values = np.concatenate([np.zeros(0), *(piece for seen in worlds for piece in seen.noise.values())])
     tests = [scale_test(values), law_test(values)]

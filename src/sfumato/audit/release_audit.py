@@ -16,6 +16,7 @@ from sfumato.audit.membership import NOTICE, Membership, gan_leaks, likelihood
 from sfumato.audit.noise import ALPHA, audit_noise
 from sfumato.audit.replay import replay
 from sfumato.audit.worst_case import worst_case_images
+from sfumato.evaluation.classifiers import Progress, silent
 from sfumato.files import write_file, write_json
 from sfumato.methods.base import Method
 from sfumato.methods.registry import load, method_of
@@ -37,6 +38,7 @@ def audit_release(
     pairs: int = 10,
     canaries: int = 250,
     samples: int = 2000,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Audit the release in ``path``, a run's folder or a release folder.
 
@@ -60,7 +62,7 @@ def audit_release(
     }
     if card.epsilon is not None and card.delta is not None:
         budget = Budget(card.epsilon, card.delta, unit=card.unit)
-        _attack_method(audit, card, budget, pairs=pairs, canaries=canaries)
+        _attack_method(audit, card, budget, pairs=pairs, canaries=canaries, progress=progress)
     else:
         audit["lines"].append("Not audited: the release has no guarantee, so there is no ε to refute.")
     if members is not None and others is not None:
@@ -87,17 +89,21 @@ def _check_card(card: Card, ledger: Path) -> dict[str, Any]:
     }
 
 
-def _attack_method(audit: dict[str, Any], card: Card, budget: Budget, *, pairs: int, canaries: int) -> None:
+def _attack_method(
+    audit: dict[str, Any], card: Card, budget: Budget, *, pairs: int, canaries: int, progress: Progress
+) -> None:
     described = method_of(card)
     method = type(described).small(described.variant)
     budget, printed = _affordable(method, budget), budget
     private = worst_case_images(persons=budget.unit == "person")
-    replayed = replay(method, private, budget=budget, pairs=pairs)
-    tested = audit_noise(method, private, budget=budget)
+    replayed = replay(method, private, budget=budget, pairs=pairs, progress=progress)
+    tested = audit_noise(method, private, budget=budget, progress=progress)
     events = card.events
+    progress("accountant", 0, 0)
     accounted = accountant_check(
         events, delta=budget.delta, draws=_draws(events, budget.delta), printed=printed.epsilon
     )
+    progress("canaries", 0, 0)
     attacked = white_box(method, private, budget=budget, canaries=canaries)
     audit["replay"], audit["noise"] = replayed.to_json(), tested.to_json()
     audit["accountant"], audit["canary"] = accounted.to_json(), attacked.to_json()

@@ -22,6 +22,7 @@ from scipy import stats
 
 from sfumato.audit.observed import Observed, fresh_samples, observing, sample_hash
 from sfumato.audit.tape import Finding, Player, Recorder, Replay, Taped
+from sfumato.evaluation.classifiers import Progress, silent
 from sfumato.methods.base import Method
 from sfumato.privacy import AnyBudget, Curator, Event, Ledger, PrivateRecords, Randomness, Step, SubsampledGaussian
 from sfumato.privacy.gradients import UnsupportedModel
@@ -72,6 +73,7 @@ def replay(
     units: Sequence[int] | None = None,
     max_images_per_unit: int = 4,
     fresh_process: bool = False,
+    progress: Progress = silent,
 ) -> Replay:
     """Replay neighbours of a collection.
 
@@ -84,6 +86,7 @@ def replay(
         units: The ids of the units to remove; by default those whose coins come up in every event.
         max_images_per_unit: As in ``fit``.
         fresh_process: Also draw samples of a few releases in a process of their own.
+        progress: Called after each neighbour.
     """
     result = Replay()
     options: dict[str, Any] = {"seed": seed, "max_images_per_unit": max_images_per_unit}
@@ -108,7 +111,9 @@ def replay(
             result.add("vacuous", "coins", "no unit's coin comes up in every event; choose another seed or rate")
         neighbours = []
         # The last unit is always among them: a method may treat the end of a collection in its own way.
-        for unit in [*chosen[: pairs - 1], *chosen[-1:]] if len(chosen) > pairs else chosen:
+        removed = [*chosen[: pairs - 1], *chosen[-1:]] if len(chosen) > pairs else chosen
+        for number, unit in enumerate(removed):
+            progress("neighbours", number, len(removed))
             player = Player(recorder.taped, noise, result)
             result.pairs += 1
             try:

@@ -16,6 +16,7 @@ from sfumato.cli.audit_inputs import (
     release_images,
     say,
 )
+from sfumato.cli.console import ProgressBar
 from sfumato.cli.options import AllowCustom
 
 audit_app = typer.Typer(help="Attack a guarantee: exit status 1 when something is found.", no_args_is_help=True)
@@ -59,10 +60,13 @@ def replay_command(
     chosen = find_method(method, variant, settings, real_schedule=full > 0)
     budget = budget_for(chosen, epsilon, delta, unit)
     private = collection(data, size, unit, seed, classes)
-    if full:
-        result = Sweep({"any": replay(chosen, private, budget=budget, pairs=full, seed=seed, fresh_process=True)})
-    else:
-        result = sweep(chosen, private, budget=budget, pairs=pairs, tries=search, seed=seed)
+    options: dict[str, Any] = {"budget": budget, "seed": seed}
+    with ProgressBar(still=True) as bar:
+        options["progress"] = bar.report
+        if full:
+            result = Sweep({"any": replay(chosen, private, pairs=full, fresh_process=True, **options)})
+        else:
+            result = sweep(chosen, private, pairs=pairs, tries=search, **options)
     if as_json:
         print_json({"method": chosen.name, "variant": chosen.variant, **result.to_json()})
         raise typer.Exit(int(result.flagged))
@@ -134,7 +138,9 @@ def noise_command(
     if method is not None:
         chosen = find_method(method, variant, settings)
         private = collection(None, None, unit, 0)
-        found[method] = audit_noise(chosen, private, budget=budget_for(chosen, epsilon, delta, unit), runs=runs)
+        allowed = budget_for(chosen, epsilon, delta, unit)
+        with ProgressBar(still=True) as bar:
+            found[method] = audit_noise(chosen, private, budget=allowed, runs=runs, progress=bar.report)
     flagged = any(one.flagged for one in found.values())
     if as_json:
         print_json({name: one.to_json() for name, one in found.items()})
@@ -272,7 +278,8 @@ def release_command(
     found = load(release_folder(path), allow_custom=allow_custom)
     inside = None if members is None else release_images(members, found.classes, "train", size, limit)
     outside = None if others is None else release_images(others, found.classes, "test", size, limit)
-    audit = audit_release(path, members=inside, others=outside, pairs=pairs, canaries=canaries)
+    with ProgressBar(still=True) as bar:
+        audit = audit_release(path, members=inside, others=outside, pairs=pairs, canaries=canaries, progress=bar.report)
     written = write(audit, path, on_card=card)
     if as_json:
         print_json(audit)

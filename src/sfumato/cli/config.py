@@ -59,7 +59,7 @@ def config_text(context: typer.Context) -> str:
         if value is None or value == default:
             continue
         if key == "set":
-            tables += ["", "[set]", *(f"{k.strip()} = {_toml(_number(v.strip()))}" for k, _, v in _pairs(value))]
+            tables += ["", "[set]", *(f"{_key(k.strip())} = {_toml(_number(v.strip()))}" for k, _, v in _pairs(value))]
         else:
             lines.append(f"{key} = {_toml(value)}")
     return "\n".join([*lines, *tables]) + "\n"
@@ -67,6 +67,11 @@ def config_text(context: typer.Context) -> str:
 
 def _pairs(settings: list[str]) -> list[tuple[str, str, str]]:
     return [text.partition("=") for text in settings]
+
+
+def _key(name: str) -> str:
+    """A key of a table; one with a dot, as ``dp-merf.features``, is quoted."""
+    return json.dumps(name) if "." in name else name
 
 
 def _option_names(context: typer.Context) -> dict[str, str]:

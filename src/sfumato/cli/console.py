@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -89,7 +90,9 @@ def remark_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str | None) -> Table:
-    table = Table(*headings, title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, overflow="fold", no_wrap=place == 0)
     for row in rows:
         table.add_row(*row)
     return table
@@ -99,10 +102,12 @@ class ProgressBar:
     """Shows reports of ``(name, done, total, ε so far)``: a bar on a terminal, a line for each tenth elsewhere.
 
     A total of 0 stands for work whose amount is unknown or private: it shows that something happens, and no number.
+    With ``still`` the bar is drawn by reports alone, for audits that compare what their runs print.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, still: bool = False) -> None:
         self._lines = not sys.stderr.isatty()
+        self._still = still
         self._tenths: dict[str, int] = {}
         self._started: dict[str, float] = {}
         self._tasks: dict[str, TaskID] = {}
@@ -115,6 +120,9 @@ class ProgressBar:
             TextColumn("{task.fields[cost]}"),
             console=errors,
             disable=self._lines or _flags["quiet"],
+            auto_refresh=not still,
+            redirect_stdout=not still,
+            redirect_stderr=not still,
         )
 
     def __enter__(self) -> Self:
@@ -140,7 +148,7 @@ class ProgressBar:
             return
         if name not in self._tasks:
             self._tasks[name] = self._bar.add_task(name, total=total or None, cost="")
-        self._bar.update(self._tasks[name], completed=done, total=total or None, cost=cost)
+        self._bar.update(self._tasks[name], completed=done, total=total or None, cost=cost, refresh=self._still)
 
     def per_cent(self, done: int) -> None:
         """Show how much of a collection is read; the number of its records is not shown."""

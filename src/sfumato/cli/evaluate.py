@@ -59,6 +59,9 @@ def evaluate_command(
     side_by_side: Annotated[
         Path | None, typer.Option(help="Folder for PNGs of PRIVATE and synthetic images of each class. Internal.")
     ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Write all of it into internal/ of this run, for 'sfumato report'.")
+    ] = None,
 ) -> None:
     """Evaluate synthetic images by a published protocol, beside baselines measured in the same run. NOT PRIVATE.
 
@@ -76,10 +79,12 @@ def evaluate_command(
     # A process that finds statistics which the others still compute would fall out of step with them.
     no_cache = no_cache or world.size > 1
     # Synthetic images are public: errors may name their files, and their labels may be looked up.
-    sets = [_synthetic(path, reading) for path in synthetic]
-    reading = _like(sets[0], reading)
-    train, test = _real_images(real, real_test, held_out, reading)
+    into = None if run is None else _internal_folder(run)
     with ProgressBar() as bar:
+        bar.report("reading the images", 0, 0)
+        sets = [_synthetic(path, reading) for path in synthetic]
+        reading = _like(sets[0], reading)
+        train, test = _real_images(real, real_test, held_out, reading, bar)
         result = evaluate(
             sets,
             train,
@@ -97,6 +102,9 @@ def evaluate_command(
         )
     if not world.first:
         return
+    if into is not None:
+        json_file, neighbours = json_file or into / "evaluation.json", neighbours or into / "neighbours.png"
+        side_by_side = side_by_side or into / "side_by_side"
     if json_file is not None:
         write_json(json_file, result.to_json(), private=True)
     if neighbours is not None:
@@ -104,6 +112,17 @@ def evaluate_command(
     if side_by_side is not None:
         write_side_by_side(side_by_side, sets[0], train)
     print_result(result)
+    if into is not None:
+        say(f"Written: {into}; 'sfumato report {run}' makes the pages")
+
+
+def _internal_folder(run: Path) -> Path:
+    """The folder of a finished run for what only the custodian may see."""
+    from sfumato.training.run_folder import Run
+
+    if not (run / "release" / "card.json").is_file():
+        raise FileNotFoundError(f"--run: {run} holds no finished run: there is no release/card.json")
+    return Run(run).internal
 
 
 def print_result(result: EvaluationResult) -> None:
@@ -154,7 +173,7 @@ def _like(synthetic: Images | SyntheticImages, reading: ReadingOptions) -> Readi
 
 
 def _real_images(
-    real: Path, real_test: Path | None, held_out: Path | None, reading: ReadingOptions
+    real: Path, real_test: Path | None, held_out: Path | None, reading: ReadingOptions, bar: ProgressBar
 ) -> tuple[Images, Images]:
     """Images to train classifiers on, and images to test on that the generator has not been trained on."""
     from sfumato.data.holdout import HoldOut, read_train_and_test
@@ -163,6 +182,7 @@ def _real_images(
         raise ValueError("--held-out and --real-test both name test images; give one of them")
     division = None if held_out is None else HoldOut.load(held_out / "internal" / "hold_out.json")
     options, infer = reading.for_reader(), reading.classes is None
+    options["progress"] = bar.per_cent
     return read_train_and_test(real, real_test, hold_out=division, infer_classes=infer, **options)
 
 

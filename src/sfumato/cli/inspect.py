@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from sfumato.cli.console import ProgressBar, print_json, print_table, say, warn
 from sfumato.cli.options import Collection, Json, ReadingOptions, label_set
@@ -15,7 +17,15 @@ if TYPE_CHECKING:
 NOTICE = "INTERNAL: these are private facts about the collection. Do not publish them."
 
 
-def inspect(data: Collection, *, reading: ReadingOptions, as_json: Json = False) -> None:
+def inspect(
+    data: Collection,
+    *,
+    public: Annotated[
+        Path | None, typer.Option(help="Count the images that are also in this collection, which is to be public.")
+    ] = None,
+    reading: ReadingOptions,
+    as_json: Json = False,
+) -> None:
     """Show what a collection holds, and the command to run next. INTERNAL: everything it prints is private."""
     from sfumato.data.inspection import inspect as inspect_collection
     from sfumato.data.source import Selection
@@ -33,7 +43,9 @@ def inspect(data: Collection, *, reading: ReadingOptions, as_json: Json = False)
     )
     with ProgressBar() as progress:
         progress.report("reading the images", 0, 0)
-        found = inspect_collection(data, selection, report=lambda done: progress.report("reading the images", done, 0))
+        found = inspect_collection(
+            data, selection, public=public, report=lambda done: progress.report("reading the images", done, 0)
+        )
     command = next_command(data, found, reading)
     if as_json:
         return print_json({"notice": NOTICE, **found.to_json(), "next_command": command})
@@ -100,6 +112,10 @@ def _say(found: Inspection) -> None:
         say("The label set becomes public: declare it with --classes, also those classes that have no image.")
     if found.unlabelled:
         say(f"{found.unlabelled:,} images have no label")
+    if found.shared_with_public is not None:
+        say(f"images that are also in the public collection, pixel by pixel: {found.shared_with_public:,}")
+    if found.shared_with_public:
+        warn("These images are not public: take them out of the public collection before a training uses it.")
     for line in found.bad:
         say(f"bad: {line}")
     if found.burned_in:

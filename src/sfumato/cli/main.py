@@ -26,6 +26,7 @@ from sfumato.cli.sample import sample
 from sfumato.cli.train import train
 from sfumato.cli.tune import tune
 from sfumato.cli.web import web
+from sfumato.training.memory import keep_freed_memory
 
 app = typer.Typer(
     help="Learn from a private image collection and release a synthetic one, with an (ε, δ) that can be checked.",
@@ -88,6 +89,7 @@ def _options(
 def main() -> None:
     """Run a command. One line and exit status 2 for what the user can correct; a traceback for a fault of ours."""
     reset_flags()
+    keep_freed_memory()
     try:
         app()
     except KeyboardInterrupt:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sfumato.cli.console import duration, print_json, print_table, remark, remark_table, say
+from sfumato.cli.console import ProgressBar, duration, print_json, print_table, remark, remark_table, say
 from sfumato.cli.epsilon_table import print_epsilon_table
 from sfumato.cli.options import BudgetOptions, Device, Json, MethodOptions, TimeLimit, device_named
 
 if TYPE_CHECKING:
     from sfumato.experiments.expected_use import PublicFacts
+    from sfumato.experiments.planning import MethodPlan
     from sfumato.methods import Method
     from sfumato.privacy import Plan
     from sfumato.training.profiling import Work
@@ -127,7 +128,7 @@ def _plan_all(parameters: MethodOptions, facts: PublicFacts, *, device: str, tim
         f"{facts.images:,} images{persons}, {facts.size}×{facts.size}, {facts.classes} classes, ε {facts.epsilon:g} at "
         f"δ {facts.delta:g}: signal to noise {rows[0].signal_to_noise:.3g}"
     )
-    headings = ("method", "one CPU core", "one H200 GPU", "memory", "expected use", "why")
+    headings = ("method", "CPU core", "H200 GPU", "memory", "expected use", "images for")
     print_table(
         headings,
         [
@@ -136,30 +137,48 @@ def _plan_all(parameters: MethodOptions, facts: PublicFacts, *, device: str, tim
                 _seconds(row.cpu_seconds),
                 _seconds(row.gpu_seconds),
                 f"{row.memory / 2**30:.1f} GiB",
-                "unknown" if row.expected_use is None else str(row.expected_use),
-                row.why,
+                "unknown" if row.share is None else f"{row.expected_use} {100 * row.share:.0f} %",
+                _images_for_more(row, facts),
             )
             for row in rows
         ],
     )
+    say(
+        "Expected use: hopeless, rough or good, and the share of the accuracy that real images give to a classifier, "
+        "counted from chance. Images for: how many the next better use takes at this ε. Times are for one core and one "
+        "GPU."
+    )
     choice = choose_method(facts, device=device, time_limit=time_limit)
     return say(f"Without --method, 'sfumato train' takes {choice.why}.")
+
+
+def _images_for_more(row: MethodPlan, facts: PublicFacts) -> str:
+    """How many images the next better use takes at this budget."""
+    from sfumato.experiments.expected_use import GOOD_FROM, HOPELESS_BELOW, Use, images_needed
+
+    if row.share is None or row.expected_use is Use.GOOD:
+        return ""
+    word, share = ("rough", HOPELESS_BELOW) if row.expected_use is Use.HOPELESS else ("good", GOOD_FROM)
+    needed = images_needed(row.method, facts, share)
+    return f"{word}: never" if needed is None else f"{word}: {needed:,}"
 
 
 def _seconds(seconds: float) -> str:
     """A time with its seconds, for bills that are written in CPU or GPU seconds.
 
     >>> _seconds(42), _seconds(9000)
-    ('42 s', '2.5 h (9,000 s)')
+    ('42 s', '2.5 h (9,000s)')
     """
     shown = duration(seconds)
-    return shown if shown.endswith(" s") else f"{shown} ({seconds:,.0f} s)"
+    return shown if shown.endswith(" s") else f"{shown} ({seconds:,.0f}s)"
 
 
 def _measured(method: Method, *, shape: tuple[int, int, int], classes: int, images: int, device: str) -> Work:
     from sfumato.training.profiling import rehearse
 
-    return rehearse(method, shape=shape, classes=classes, images=images, device=device)
+    with ProgressBar() as progress:
+        progress.report("timing steps on random images", 0, 0)
+        return rehearse(method, shape=shape, classes=classes, images=images, device=device)
 
 
 def _facts(method: Method, planned: Plan, work: Work | None) -> dict[str, Any]:

@@ -59,6 +59,14 @@ def train(
         list[str] | None,
         typer.Option("--note", help="A statement for the card: --note 'purpose=teaching'; also controller, contact …"),
     ] = None,
+    release_accuracy: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="Also release, within the budget, how many units a classifier trained on the images labels correctly, "
+            "with this noise on the count (such as 30).",
+        ),
+    ] = None,
     sign: Annotated[Path | None, typer.Option(help="Sign the release with this ed25519 key (PEM).")] = None,
     reading: ReadingOptions,
 ) -> None:
@@ -66,6 +74,7 @@ def train(
     from sfumato.data import PrivateImages, read
     from sfumato.data.holdout import HoldOut
     from sfumato.data.remote import resolved
+    from sfumato.methods.measured import measured_release
     from sfumato.training.cost import Cost
     from sfumato.training.distributed import process_group
     from sfumato.training.run_folder import Run
@@ -101,7 +110,8 @@ def train(
         chosen = for_minutes(
             chosen, minutes, images, declared_size=declared_size, device=device, run=run, resume=resume
         )
-    remark_plan(chosen, chosen.plan(allowed))
+    trained = measured(chosen, release_accuracy, classes=len(images.classes))
+    remark_plan(chosen, trained.plan(allowed))
     remarks = expected_use(chosen, public, declared=declared_size is not None)
     division = None
     if hold_out is not None:
@@ -131,7 +141,7 @@ def train(
     cost = Cost(device, resumed=resume)
     try:
         with ProgressBar() as progress:
-            release = chosen.fit(
+            release = trained.fit(
                 private,
                 allowed,
                 run.ledger,
@@ -139,13 +149,14 @@ def train(
                 max_images_per_unit=max_images_per_unit,
                 checkpoint=run.checkpoint,
                 progress=progress,
-                command=published_command(chosen, allowed, reading, declared_size),
+                command=published_command(chosen, allowed, reading, declared_size, release_accuracy),
                 seed=seed,
                 remarks=remarks,
                 notes=stated,
             )
         if not world.first:
             return
+        release = release if trained is chosen else measured_release(release)
         cost.keep(run.internal)
         run.finish(release, key=key)
     except KeyboardInterrupt:
@@ -180,6 +191,21 @@ def _plain(reading: ReadingOptions) -> dict[str, Any]:
     return facts
 
 
+def measured(method: Method, noise: float | None, *, classes: int) -> Method:
+    """The method, followed by a noisy count of what a classifier labels correctly if one is asked for."""
+    from sfumato.methods.measured import MeasuredMethod
+
+    if noise is None:
+        return method
+    if classes < 2:
+        raise ValueError("--release-accuracy: accuracy needs at least two classes, and the collection has one")
+    if not method.certified_variants():
+        raise ValueError("--release-accuracy is a noisy count within a budget, and this method has no guarantee")
+    if any(event.shards is not None for event in method.queries()):
+        raise ValueError(f"--release-accuracy: {method.name} works on shards, whose queries cannot be added to others")
+    return MeasuredMethod.of(method, noise=noise)
+
+
 def check_order(data: Path, second: Path | None) -> None:
     """The data comes first, and the method is an option; the order of version 0.1 is refused with the new command."""
     if second is not None:
@@ -193,7 +219,11 @@ def check_order(data: Path, second: Path | None) -> None:
 
 
 def published_command(
-    method: Method, budget: AnyBudget, reading: ReadingOptions, declared_size: int | None = None
+    method: Method,
+    budget: AnyBudget,
+    reading: ReadingOptions,
+    declared_size: int | None = None,
+    release_accuracy: float | None = None,
 ) -> str:
     """The command for the card, without the place of the collection, which is private."""
     words = ["sfumato train DATA", f"--method {method.name}", f"--variant {method.variant}"]
@@ -212,6 +242,8 @@ def published_command(
         given["person_pattern"] = "PATTERN"
     if declared_size is not None:
         given["declared_size"] = declared_size
+    if release_accuracy is not None:
+        given["release_accuracy"] = release_accuracy
     for key, value in given.items():
         name = "--" + key.replace("_", "-")
         words.append(name if value is True else f"{name} {shlex.quote(str(value))}")

@@ -53,7 +53,9 @@ def tune(
     run.check(resume=False)
     with ProgressBar() as progress:
         progress.report("reading the images", 0, 0)
-        images = read(data, **reading.for_reader())
+        options = reading.for_reader()
+        options["progress"] = progress.per_cent
+        images = read(data, **options)
     persons = images.persons is not None
     allowed = budget.budget(persons=persons, declared_size=declared_size, ledger=ledger)
     check_unit(allowed, persons=persons, given=budget.unit is not None)

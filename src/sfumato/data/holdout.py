@@ -157,7 +157,6 @@ def check_disjoint(train: Images, test: Images) -> None:
         raise BadInput(
             "the test images repeat the training images",
             advice="Name test images that were not trained on, or hold some out before training (--hold-out 0.2).",
-            detail=f"{copies} of {len(test.labels)}",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ class Inspection:
     burned_in: int = 0
     bad: list[str] = field(default_factory=list)
     bad_images: int = 0
+    shared_with_public: int | None = None
 
     @property
     def suggested_size(self) -> int | None:
@@ -72,35 +74,64 @@ class Inspection:
             "most_images_per_person": max(self.persons.values(), default=None),
             "burned_in_annotations": self.burned_in,
             "bad_images": self.bad_images,
+            "shared_with_public": self.shared_with_public,
             "bad": self.bad,
         }
 
 
-def inspect(path: str | Path, selection: Selection, *, report: Callable[[int], None] = lambda done: None) -> Inspection:
+def inspect(
+    path: str | Path,
+    selection: Selection,
+    *,
+    public: str | Path | None = None,
+    report: Callable[[int], None] = lambda done: None,
+) -> Inspection:
     """Read every image of a collection and count what is there.
 
     Args:
         path: The collection.
         selection: Which columns and which part to read.
+        public: A collection that is to be treated as public: images that are in both are counted. Only equal pixels
+            are found, not images that were resized or compressed anew.
         report: Called with the number of images that were read so far.
     """
     path = Path(path)
     reading = Reading(ImageTransform(), selection, format=None, skip_bad=False, infer_classes=False)
     try:
         with silent_decoders():
+            known = None if public is None else _public_keys(Path(public))
             kind = recognise(path)
             source = open_source(path, reading)
             found = Inspection(kind, collection_splits(path), source.classes)
+            found.shared_with_public = None if known is None else 0
             persons = Persons(selection)
             for done, record in enumerate(source.records(), start=1):
-                _count(record, found, persons, root=getattr(source, "root", None))
+                _count(record, found, persons, known, root=getattr(source, "root", None))
                 report(done)
     except OSError as error:
         raise from_system(error).shown(internal=True) from None
     return found
 
 
-def _count(record: Record, found: Inspection, persons: Persons, *, root: Path | None) -> None:
+def _public_keys(path: Path) -> set[bytes]:
+    """The keys of the images of a public collection; those that cannot be read have none."""
+    reading = Reading(ImageTransform(), Selection(labelled=False), format=None, skip_bad=False, infer_classes=False)
+    keys = set()
+    for record in open_source(path, reading).records():
+        try:
+            keys.add(_key(record.load(ImageTransform())))
+        except BadInput:
+            continue
+    return keys
+
+
+def _key(pixels: np.ndarray) -> bytes:
+    """The same for equal images, whether a grey one is stored as grey or as colour."""
+    values = pixels if _colour(pixels) == "colour" else pixels[:1]
+    return hashlib.sha256(f"{values.shape}".encode() + values.tobytes()).digest()
+
+
+def _count(record: Record, found: Inspection, persons: Persons, known: set[bytes] | None, *, root: Path | None) -> None:
     try:
         pixels = record.load(ImageTransform())
         person = persons.number(record)
@@ -112,6 +143,8 @@ def _count(record: Record, found: Inspection, persons: Persons, *, root: Path | 
     found.images += 1
     found.sizes[pixels.shape[1], pixels.shape[2]] += 1
     found.colours[_colour(pixels)] += 1
+    if known is not None and found.shared_with_public is not None:
+        found.shared_with_public += _key(pixels) in known
     if record.label is None or record.label == "":
         found.unlabelled += 1
     else:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 
+from sfumato.data.holdout import check_disjoint
 from sfumato.data.images import Images
 from sfumato.evaluation.accuracy import AccuracyMeasure
 from sfumato.evaluation.class_features import train_class_features
 from sfumato.evaluation.classifiers import Progress, silent
 from sfumato.evaluation.distances import DistanceMeasure
-from sfumato.evaluation.image_sets import AnyImages, LabelledImages, aligned, refuse_shared_images
+from sfumato.evaluation.image_sets import AnyImages, LabelledImages, aligned
 from sfumato.evaluation.inception import InceptionHead, inception
 from sfumato.evaluation.measuring import Measuring
 from sfumato.evaluation.memorisation import nearest_neighbours
@@ -125,7 +126,7 @@ def _image_sets(
     classes, shape = tuple(real_train.classes), real_train.pixels.shape[1:]
     train = aligned(real_train, classes, shape, name="real training")
     test = aligned(real_test, classes, shape, name="real test")
-    refuse_shared_images(train, test)
+    check_disjoint(real_train, real_test)
     aside = None if real_validation is None else aligned(real_validation, classes, shape, name="real validation")
     sets = tuple(aligned(images, classes, shape, name="synthetic") for images in given)
     if len({len(part) for part in sets}) > 1:

@@ -71,20 +71,6 @@ def aligned(given: AnyImages, classes: Sequence[str], shape: tuple[int, ...], *,
     return LabelledImages(pixels, places[labels])
 
 
-def refuse_shared_images(train: LabelledImages, test: LabelledImages) -> None:
-    """Refuse test images that were trained on: more than a tenth of them are pixel by pixel among the training images.
-
-    Public datasets hold a few duplicates, so that single ones are let pass.
-    """
-    known = {hash(image.tobytes()) for image in train.pixels}
-    shared = sum(hash(image.tobytes()) in known for image in test.pixels)
-    if shared > len(test) // 10:
-        raise ValueError(
-            "many of the real test images are also training images, so that accuracies would be measured on what was "
-            "learnt; give other test images (--real-test), or data with a test split"
-        )
-
-
 def uniform_noise(count: int, classes: int, shape: tuple[int, ...]) -> LabelledImages:
     """Pixels and labels that know nothing of the data: a baseline that any generator should exceed."""
     random = np.random.default_rng(SPLIT_SEED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,10 +208,24 @@ def train_command(training: TrainingSpec, conditions: Conditions) -> str:
     words.append(f"--unit {conditions.unit}")
     defaults = type(method)(variant=method.variant).parameters()
     words += [f"--set {key}={value}" for key, value in method.parameters().items() if value != defaults[key]]
-    for key, value in conditions.data.options.items():
+    return " ".join([*words, *_reading_words(conditions.data.options), "--out RUN"])
+
+
+def _reading_words(options: Mapping[str, Any]) -> list[str]:
+    """The options of the reader as the command line spells them; names of files are private and left out."""
+    fixed = {
+        "person_file": "--persons PERSONS.csv",
+        "person_pattern": "--person-pattern PATTERN",
+        "labelled": "--no-labels",
+        "unlabelled": "--missing-labels 'leave out'",
+        "skip_bad": "--skip-bad",
+    }
+    words = []
+    for key, value in options.items():
         text = ",".join(str(part) for part in value) if isinstance(value, list | tuple) else value
-        words.append(f"--{key.replace('_', '-')} {text}")
-    return " ".join([*words, "--out RUN"])
+        if key != "internal":
+            words.append(fixed.get(key, f"--{key.replace('_', '-')} {text}"))
+    return words
 
 
 def evaluated(

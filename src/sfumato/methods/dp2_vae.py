@@ -158,7 +158,7 @@ class DP2VAE(Method):
             )
 
         self._train(curator, model, average, gradient)
-        for step in curator.steps(_PRIOR) if self.prior_noise > 0 else ():
+        for step in curator.steps(_PRIOR, keep={"average": average}) if self.prior_noise > 0 else ():
             step.update(state, self._refining(average.decoder, encoder))
             moments = functools.partial(posterior_moments, latent_dim=self.latent_dim)
             average.fit_prior(

@@ -77,7 +77,9 @@ class DPMERF(Method):
         model = self.build(curator.shape, classes).to(device)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         # Without the warm-up a first step can leave all ReLUs of the generator inactive.
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, self.iterations, pct_start=0.1)
+        # A warm-up of exactly one step is a division by zero in OneCycleLR.
+        start = 0.2 if self.iterations == 10 else 0.1
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, self.iterations, pct_start=start)
         images = max(2, self.batch_size // classes)
         labels = torch.arange(classes, device=device).repeat_interleave(images)
         for _ in curator.track(range(self.iterations), "generator", self.iterations, keep={"generator": model}):

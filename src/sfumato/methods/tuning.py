@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from sfumato.methods.base import Method, Shape
 from sfumato.methods.default_settings import tuned_remark
+from sfumato.methods.parts.synthetic_classifier import SyntheticClassifier
 from sfumato.methods.registry import find
 from sfumato.privacy import AnyBudget, Block, Budget, Counts, Curator, Ledger, Plan, PrivateRecords, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
@@ -31,7 +32,6 @@ from sfumato.release.card import make_card
 from sfumato.release.release import Release
 
 _SCORE = "score"
-_IMAGES_PER_CLASS, _CLASSIFIER_STEPS = 100, 200
 
 
 class ScoredModel(nn.Module):
@@ -94,15 +94,10 @@ class ScoredMethod(Method):
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
         """Train the method, then a classifier on its images, and ask how many units the classifier labels correctly."""
         generator, counts = self.method.fit_networks(curator)
-        classes = len(curator.classes)
-        labels = torch.arange(classes, device=curator.device).repeat_interleave(_IMAGES_PER_CLASS)
-        with torch.no_grad():
-            images = torch.cat([self.method.generate(generator, part) for part in labels.split(500)]).flatten(1)
-        weights, bias = _linear_classifier(images.detach().clamp(0, 1), labels, classes)
+        classifier = SyntheticClassifier.trained(self.method, generator, curator)
 
         def correct(images: Tensor, labels: Tensor, random: object) -> Tensor:
-            predicted = (images.flatten(1) @ weights.to(images.dtype) + bias.to(images.dtype)).argmax(1)
-            return (predicted == labels).to(images.dtype)[:, None]
+            return classifier.correct(images, labels)[:, None]
 
         model = ScoredModel(generator)
         model.score.copy_(curator.noisy_sum(_SCORE, correct, clip_norm=1.0).flatten()[0])
@@ -111,17 +106,6 @@ class ScoredMethod(Method):
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         """Images of the method."""
         return self.method.generate(model.generator, labels)  # type: ignore[arg-type]
-
-
-def _linear_classifier(images: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Weights and biases of a multinomial logistic regression on synthetic images, which are public here."""
-    linear = nn.Linear(images.shape[1], classes, device=images.device, dtype=images.dtype)
-    optimizer = torch.optim.Adam(linear.parameters(), lr=0.01, weight_decay=1e-3)
-    for _ in range(_CLASSIFIER_STEPS):
-        optimizer.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(linear(images), labels).backward()
-        optimizer.step()
-    return linear.weight.detach().t().contiguous(), linear.bias.detach()
 
 
 @dataclass(frozen=True)

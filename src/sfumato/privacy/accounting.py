@@ -19,7 +19,7 @@ import dp_accounting
 import numpy as np
 from absl import logging as absl_logging
 from dp_accounting import NeighboringRelation
-from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism, identity
 from dp_accounting.rdp import RdpAccountant
 
 from sfumato.privacy.budget import Budget, BudgetExceeded
@@ -128,12 +128,21 @@ def _rdp(composition: _Composition) -> RdpAccountant:
     return accountant
 
 
-def _pld(composition: _Composition, grid: float) -> PLDAccountant:
+@functools.lru_cache(maxsize=32)
+def _mechanism_pld(one: _Mechanism, neighbours: Relation, grid: float) -> PrivacyLossDistribution:
+    """Of all steps. A calibration changes the noise of some mechanisms and asks for the others again."""
+    options = {"value_discretization_interval": grid, "neighboring_relation": _RELATIONS[neighbours]}
+    if one.rate == 1:
+        return from_gaussian_mechanism(one.noise_multiplier / math.sqrt(one.steps), **options)
+    return from_gaussian_mechanism(one.noise_multiplier, sampling_prob=one.rate, **options).self_compose(one.steps)
+
+
+def _pld(composition: _Composition, grid: float) -> PrivacyLossDistribution:
     """Knows both relations and their sensitivities, for vectors of norm 1."""
-    accountant = PLDAccountant(_RELATIONS[composition.relation], value_discretization_interval=grid)
+    found = identity(grid)
     for one in composition.mechanisms:
-        accountant.compose(_gaussian(one.rate, one.noise_multiplier, one.steps))
-    return accountant
+        found = found.compose(_mechanism_pld(one, composition.relation, grid))
+    return found
 
 
 @functools.lru_cache(maxsize=4096)
@@ -148,7 +157,7 @@ def _epsilon(composition: _Composition, delta: float, grid: float) -> float:
         proved = composition.relation is Relation.ADD_OR_REMOVE
         if not renyi <= (_HUGE if proved else _HUGE_REPLACED):
             return float(renyi) if proved else math.inf
-        tight = _pld(composition, grid).get_epsilon(delta)
+        tight = _pld(composition, grid).get_epsilon_for_delta(delta)
         return max(0.0, float(min(renyi, tight) if proved else tight))
 
 
@@ -177,7 +186,7 @@ def _trade_off(composition: _Composition) -> tuple[tuple[float, float], ...]:
     with _quiet():
         if not _rdp(composition).get_epsilon(1e-5) <= _HUGE:
             return ((0.0, 1.0),)
-        deltas = map(float, _pld(composition, _COARSE).get_delta(_LEVELS))
+        deltas = map(float, _pld(composition, _COARSE).get_delta_for_epsilon(_LEVELS))
         return tuple(zip(_LEVELS, deltas, strict=True))
 
 

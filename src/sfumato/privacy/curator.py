@@ -32,6 +32,12 @@ from sfumato.privacy.step import Features, Step
 Item = TypeVar("Item")
 
 
+_LOST = (
+    "{0!r} was charged before a crash and its answer is lost; the ledger cannot pay for it twice. "
+    "Start a new run with a budget of its own"
+)
+
+
 class AnswerLost(RuntimeError):
     """A query was charged and a crash took its answer: the run cannot go on, and its charges stay."""
 
@@ -116,12 +122,15 @@ class Curator:
     def steps(self, name: str, *, keep: Mapping[str, Any] | None = None) -> Iterator[Step]:
         """The steps of a planned event. ``keep`` names what a resumed run needs back: modules, optimisers.
 
-        After a crash, steps that were charged but are not in the last checkpoint are lost, and still count.
+        After a crash, steps that were charged but are not in the last checkpoint are lost, and still count. Where no
+        step is left, and none was kept, there is nothing to go on with.
         """
         event, keep = self.plan.event(name), dict(keep or {})
         paid = self._paid(event)
         done = self._checkpoint.restore(name, keep, self._states) if self._checkpoint else 0
         self._use(name, done)
+        if paid == event.steps and not done and name not in self._next:
+            raise AnswerLost(_LOST.format(name))
         # An index is never used twice under one key: it addresses the step's coins and noise.
         first = max(done, self._next.get(name, 0))
         last = first + event.steps - paid
@@ -132,7 +141,7 @@ class Curator:
             yield step
             step._finish()
             if self._checkpoint:
-                self._checkpoint.save(name, index + 1, keep, self._states)
+                self._checkpoint.save(name, index + 1, keep, self._states, last=index + 1 == last)
             if index + 1 == last or 20 * index // last != shown:
                 shown = 20 * index // last  # seldom: the ε so far takes a while to compute
                 self._report(name, index + 1, last)
@@ -151,10 +160,7 @@ class Curator:
             if self._checkpoint:
                 self._checkpoint.save_answer(name, answer)
             return answer
-        raise AnswerLost(
-            f"{name!r} was charged before a crash and its answer is lost; the ledger cannot pay for it twice. "
-            "Start a new run with a budget of its own"
-        )
+        raise AnswerLost(_LOST.format(name))
 
     def noisy_histogram(self, name: str) -> Counts:
         """Noisy number of units of each class; a unit's row of the histogram has norm at most 1."""
@@ -215,7 +221,7 @@ class Curator:
         for done, item in enumerate(items, start=1):
             yield item
             if self._checkpoint:
-                self._checkpoint.save(name, done, keep or {}, ())
+                self._checkpoint.save(name, done, keep or {}, (), last=False)
             if done == total or done % max(1, total // 50) == 0:
                 self._report(name, done, total)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
@@ -88,22 +88,22 @@ def curve(
     x: str,
     y: str,
     references: Mapping[str, float] | None = None,
-    within: tuple[float, float] = (-math.inf, math.inf),
 ) -> Markup:
-    """Lines over a logarithmic axis with error bars of one deviation; ``references`` are dashed levels.
+    """Shares in per cent over a logarithmic axis, with error bars of one deviation; ``references`` are dashed levels.
 
-    No value can lie outside ``within``, so no error bar goes on there.
+    The vertical axis is logarithmic in what is missing from 100, so that the good series can be told apart, and
+    begins below the lowest mean. An error bar ends at the axis.
     """
     references = dict(references or {})
     points = [point for line in series for point in line.points]
-    ends = [end for point in points for end in _ends(point, within)] + list(references.values())
-    scale = _Scale(*_nice(ends), ticks=tuple(sorted({point.x for point in points})))
+    levels = _levels([point.y for point in points] + list(references.values()))
+    scale = _Scale(levels, ticks=tuple(sorted({point.x for point in points})))
     parts = [*_axes(scale), *_references(references, scale)]
     for number, line in enumerate(series):
         # Series are offset a little, so that their error bars do not cover each other.
         aside = 5 * (number - (len(series) - 1) / 2)
         placed = [(scale.across(point.x) + aside, point) for point in line.points]
-        parts.append(_line(line, number, placed, scale.down, within))
+        parts.append(_line(line, number, placed, scale))
     bottom = _TOP + _HEIGHT + 40
     parts.append(f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{bottom}" text-anchor="middle">{escape(x)}</text>')
     parts += _legend(series, bottom)
@@ -118,11 +118,9 @@ def curve(
 
 @dataclass(frozen=True)
 class _Scale:
-    """From values to places on the canvas: logarithmic across, linear down."""
+    """From values to places on the canvas: logarithmic across, and down in what is missing from 100."""
 
-    low: float
-    high: float
-    step: float
+    levels: tuple[float, ...]
     ticks: tuple[float, ...]
 
     def across(self, value: float) -> float:
@@ -131,12 +129,13 @@ class _Scale:
         return _LEFT + 30 + (_WIDTH - _LEFT - _RIGHT - 60) * share
 
     def down(self, value: float) -> float:
-        return _TOP + _HEIGHT * (self.high - value) / (self.high - self.low)
+        low, high = self.levels[0], self.levels[-1]
+        shown = _missing(min(max(value, low), high))
+        return _TOP + _HEIGHT * (shown - _missing(high)) / (_missing(low) - _missing(high))
 
 
 def _axes(scale: _Scale) -> Iterator[str]:
-    for number in range(round((scale.high - scale.low) / scale.step) + 1):
-        level = scale.low + number * scale.step
+    for level in scale.levels:
         yield (
             f'<path d="M{_LEFT} {scale.down(level):.1f}H{_WIDTH - _RIGHT}" stroke="var(--line)"/>'
             f'<text class="axis" x="{_LEFT - 6}" y="{scale.down(level) + 4:.1f}" text-anchor="end">{level:g}</text>'
@@ -167,25 +166,13 @@ def _legend(series: Sequence[Series], bottom: int) -> Iterator[str]:
         )
 
 
-def _ends(point: Point, within: tuple[float, float]) -> tuple[float, float]:
-    """The lower and the upper end of the error bar."""
-    deviation = point.deviation or 0.0
-    return max(point.y - deviation, min(point.y, within[0])), min(point.y + deviation, max(point.y, within[1]))
-
-
-def _line(
-    line: Series,
-    number: int,
-    placed: Sequence[tuple[float, Point]],
-    down: Callable[[float], float],
-    within: tuple[float, float],
-) -> str:
-    colour = _colour(number)
+def _line(line: Series, number: int, placed: Sequence[tuple[float, Point]], scale: _Scale) -> str:
+    colour, down = _colour(number), scale.down
     path = "L".join(f"{across:.1f} {down(point.y):.1f}" for across, point in placed)
     parts = [f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>']
     for across, point in placed:
         if point.deviation is not None:
-            bottom, top = (down(end) for end in _ends(point, within))
+            bottom, top = down(point.y - point.deviation), down(point.y + point.deviation)
             parts.append(
                 f'<path d="M{across - 4:.1f} {top:.1f}h8m-4 0V{bottom:.1f}m-4 0h8" fill="none" stroke="{colour}"/>'
             )
@@ -204,11 +191,16 @@ def _unit(share: float) -> float:
     return min(1.0, max(0.0, share))
 
 
-def _nice(values: Sequence[float]) -> tuple[float, float, float]:
-    """A round range around the values and the distance of its grid lines."""
-    low, high = min(values), max(values)
-    span = (high - low) or max(abs(high), 1.0) / 5
-    step = 10 ** math.floor(math.log10(span / 3))
-    step = next(step * factor for factor in (1, 2, 2.5, 5, 10) if span / (step * factor) <= 5)
-    first, last = math.floor(low / step) * step, math.ceil(high / step) * step
-    return (first, last, step) if last > first else (first, first + step, step)
+# What is missing from 100 falls by about the same factor from each level to the next.
+_LEVELS = (0, 30, 50, 70, 80, 90, 95, 98, 99, 99.5, 99.9)
+
+
+def _levels(values: Sequence[float]) -> tuple[float, ...]:
+    """Grid lines around the values, at least two."""
+    low = max((level for level in _LEVELS if level <= min(values)), default=_LEVELS[0])
+    high = min((level for level in _LEVELS if level >= max(values) and level > low), default=_LEVELS[-1])
+    return tuple(level for level in _LEVELS if low <= level <= high) if low < high else _LEVELS[-2:]
+
+
+def _missing(value: float) -> float:
+    return math.log(100.0 - value)

@@ -28,8 +28,10 @@ def comparison_page(result: ComparisonResult, pictures: Sequence[str]) -> str:
         methods="One certified method" if count == 1 else f"{count} certified methods",
         chart=_chart(result),
         chart_note=_chart_note(entries),
-        table=_table(result) if entries else None,
-        table_note=_table_note(result) if entries else "",
+        quality=_quality(result) if entries else None,
+        quality_note=_quality_note(result) if entries else "",
+        cost=_cost(entries),
+        cost_note=_cost_note(result) if entries else "",
         samples=[(_name(entry), picture) for entry, picture in zip(entries, pictures, strict=True)],
         settings=list({entry.name: (entry.name, _settings(entry)) for entry in entries}.values()),
         versions=versions,
@@ -58,21 +60,21 @@ def _chart(result: ComparisonResult) -> Markup | None:
         x="ε (left: more private)",
         y=f"{classifier} accuracy on real test images, %",
         references={REAL: 100 * real[-1].mean} if real else {},
-        within=(0.0, 100.0),
     )
 
 
 def _chart_note(entries: Sequence[ComparedMethod]) -> str:
     runs = max((len(entry.runs) for entry in entries), default=0)
     several = f"Error bars: one standard deviation over {runs} trainings."
-    return several if runs > 1 else "One training each: no error bars."
+    bars = several if runs > 1 else "One training each: no error bars."
+    return f"{bars} The axis spreads out high accuracies, so that good methods can be told apart."
 
 
 def _baselines(result: ComparisonResult) -> list[Measurement]:
     return [Measurement.from_json(entry) for entry in result.baselines]
 
 
-def _table(result: ComparisonResult) -> Table:
+def _quality(result: ComparisonResult) -> Table:
     entries = result.entries
     headings = [metric.heading for metric in entries[0].metrics if metric.metric in SHOWN]
     rows = []
@@ -84,35 +86,41 @@ def _table(result: ComparisonResult) -> Table:
             for metric in (found[heading] for heading in headings)
         ]
         cells.append("–" if worst is None else f"{100 * worst.mean:.1f} ({worst.name})")
-        rows.append((_name(entry), (*cells, _time(entry), _memory(entry))))
+        rows.append((_name(entry), tuple(cells)))
     by_row: dict[str, dict[str, str]] = {}
     for one in _baselines(result):
         by_row.setdefault(one.row, {})[one.heading] = one.text
     for row, cells_of in by_row.items():
-        rows.append((row, (*(cells_of.get(heading, "–") for heading in headings), "–", "–", "–")))
-    return Table((*headings, "worst class, %", "time", "memory"), tuple(rows))
+        rows.append((row, (*(cells_of.get(heading, "–") for heading in headings), "–")))
+    return Table((*headings, "worst class, %"), tuple(rows))
 
 
-def _table_note(result: ComparisonResult) -> str:
-    entries, counts = result.entries, result.about["counts"]
-    threads = entries[0].threads
-    note = (
-        "Mean ± standard deviation over trainings. Time and peak memory are those of one training in a process of its "
-        f"own with {threads} thread{'s' * (threads != 1)} ({result.device})."
-    )
+def _quality_note(result: ComparisonResult) -> str:
+    note, counts = "Mean ± standard deviation over trainings.", result.about["counts"]
     if counts is not None:
         limit = ImageCounts(**counts).feature_images_at_most
         note += (
             f" {result.facts['images']} synthetic images of each run; distances from "
             f"{'all' if limit is None else f'at most {limit}'} of each set."
         )
-    resumed = sum(entry.resumed for entry in entries)
+    return note + left_out_text([LeftOut(**one) for one in result.about["left_out"]])
+
+
+def _cost(entries: Sequence[ComparedMethod]) -> Table:
+    rows = [(_name(entry), (f"{entry.spent:g}", _time(entry), _memory(entry))) for entry in entries]
+    return Table(("ε spent", "time", "peak memory"), tuple(rows))
+
+
+def _cost_note(result: ComparisonResult) -> str:
+    threads = result.entries[0].threads
+    note = f"Of one training with {threads} thread{'s' * (threads != 1)} ({result.device})."
+    resumed = sum(entry.resumed for entry in result.entries)
     if resumed:
         note += (
             f" {resumed} training{'s were' if resumed > 1 else ' was'} resumed after an interruption: the time counts "
             "from there, and steps that were charged and then lost are missing."
         )
-    return note + left_out_text([LeftOut(**one) for one in result.about["left_out"]])
+    return note
 
 
 def _time(entry: ComparedMethod) -> str:

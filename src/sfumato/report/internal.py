@@ -16,6 +16,7 @@ from sfumato.release.card import Card
 from sfumato.report.chart import Bar, Point, Series, bars, curve
 from sfumato.report.folder import RunFolder
 from sfumato.report.tables import Table, counts_text, left_out_text, measurement_table, mebibytes_text, seconds_text
+from sfumato.report.verdict import verdict
 from sfumato.report.watermark import render_not_private
 
 
@@ -44,6 +45,7 @@ class _SideBySide:
 @dataclass(frozen=True)
 class _RunSection:
     title: str
+    verdict: str
     evaluations: list[_Evaluation]
     memorisation: _Memorisation | None
     neighbours: str | None
@@ -81,6 +83,7 @@ def _section(run: RunFolder, card: Card) -> _RunSection:
     found = next((one.memorisation for one in evaluations if one.memorisation is not None), None)
     return _RunSection(
         title=f"{run.name}: {card.method}, ε = {epsilon_text(card)}",
+        verdict=verdict(card, evaluations),
         evaluations=[_evaluation(one) for one in evaluations],
         memorisation=None if found is None else _memorisation(found),
         neighbours=run.neighbours(),
@@ -125,7 +128,6 @@ def _chart(found: dict[tuple[str, float], list[float]], real: tuple[str, float] 
         x="ε spent (left: more private)",
         y=f"{real[0] if real else ''} accuracy on real test images, %".strip(),
         references={} if real is None else {REAL: real[1]},
-        within=(0.0, 100.0),
     )
 
 

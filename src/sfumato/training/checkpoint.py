@@ -29,8 +29,8 @@ _IMAGES = "images.json"
 class FolderCheckpoint:
     """Safetensors files in ``folder``, owner-only, each replaced as a whole.
 
-    ``seconds`` is the least time between two savings of a training loop: what came after the last one is lost in a
-    crash, and stays charged.
+    ``seconds`` is the least time between two savings within a training loop, whose end is always saved: what came after
+    the last one is lost in a crash, and stays charged.
     """
 
     def __init__(self, folder: str | Path, *, seconds: float = 10.0) -> None:
@@ -118,8 +118,10 @@ class FolderCheckpoint:
         """Whether enough time has passed since the last saving."""
         return time.monotonic() - self._saved_at >= self.seconds
 
-    def save(self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> None:
-        if keep and self.due:
+    def save(
+        self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState], *, last: bool
+    ) -> None:
+        if keep and (last or self.due):
             self.write(name, done, keep, states)
 
     def write(self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> None:

@@ -88,12 +88,14 @@ class SharedCheckpoint:
         content = self._world.broadcast(self._checkpoint.steps_file(name) if self._world.first else b"")
         return restored(content, keep, states) if content else 0
 
-    def save(self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> None:
+    def save(
+        self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState], *, last: bool
+    ) -> None:
         if not keep:
             return
         states = list(states)
         # The clock of the first process decides; the others must know where their private state is asked for.
-        due = self._world.from_first(lambda: self._checkpoint.due) if states else self._checkpoint.due
+        due = last or (self._world.from_first(lambda: self._checkpoint.due) if states else self._checkpoint.due)
         if not due:
             return
         for state in states:

@@ -7,6 +7,7 @@ optimiser take their time however few records there are, so the time is taken tw
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
@@ -171,7 +172,7 @@ def _rehearsed(
                 times.append(time.perf_counter() - begin)
         finally:
             # A step in which the engine tries out formulas counts and takes more than those that follow.
-            operations, seconds = min(counts, default=0), min(times[1:], default=0.0)
+            operations, seconds = min(counts, default=0), statistics.median(times[1:] or [0.0])
             parts.append(Part(name, steps, records, operations, seconds))
 
     rehearsed = copy(method)
