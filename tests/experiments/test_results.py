@@ -17,8 +17,8 @@ from sfumato.report.regions import REGION, Selector, documentation_pages, region
 
 ROOT = Path(__file__).parents[2]
 RESULTS = load_results(ROOT / "docs" / "results")
-OWN_REGION = re.compile(r"<!-- expected use -->.*?<!-- /expected use -->", re.DOTALL)
-"""Rendered from a result file of its own format, and compared by a test of its own (test_planning.py)."""
+OWN_REGION = re.compile(r"<!-- (expected use|table)[^>]*-->.*?<!-- /\1 -->", re.DOTALL)
+"""Rendered from result files of another format, and compared by tests of their own."""
 
 
 @pytest.mark.parametrize("name", RESULTS)
