@@ -9,15 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from sfumato.cli.console import console
 from sfumato.cli.main import main
+from sfumato.cli.reproduce import print_result
 from sfumato.experiments.datasets import DatasetLocator
 from sfumato.experiments.papers.catalogue import catalogue, duration_text, state
 from sfumato.experiments.papers.entries import Case, Entry, Figure, Setting, Value, find, papers
 from sfumato.experiments.papers.result import Compared
-from sfumato.experiments.results import DataUsed, Measured, ResultRow, load_results
+from sfumato.experiments.results import DataUsed, Measured, Provenance, ResultRow, ResultSet, load_results
 from sfumato.methods import METHODS
 from sfumato.report.paper_figure import draw, standalone
 from sfumato.report.paper_page import by_entry, page
+from sfumato.report.papers import lines
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -108,3 +111,44 @@ def test_a_figure_shows_ours_and_the_paper_s() -> None:
 
 def test_a_duration_is_given_in_its_natural_unit() -> None:
     assert [duration_text(seconds) for seconds in (5, 600, 36_000, 864_000)] == ["5 s", "10 min", "10 h", "10 days"]
+
+
+STORED = by_entry(list(load_results(DOCS / "results").values()))
+ENTRIES = [f"{paper.key} {name}" for paper in papers().values() for name in paper.entries]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_entry_is_readable_at_eighty_columns(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No line of a table is longer, every number stands whole on its line, and every table names its ε."""
+    monkeypatch.setattr(console, "_width", 80)
+    paper, entry = find(*name.split())
+    nothing = ResultSet(name, entry.title, "full", Provenance("", "", {}, None), ())
+    result = STORED.get(f"{name} full", STORED.get(f"{name} small", nothing))
+    print_result(paper, entry, result)
+    printed = capsys.readouterr().out.split("\n\n")
+    tables = [text.splitlines() for text in printed if "\nsetting" in text]
+    assert {f"{case.epsilon:g}".replace("inf", "∞") for case in entry.cases} == {
+        table[0].rpartition("the paper's ε ")[2] for table in tables
+    }
+    shown = [line for table in tables for line in table]
+    assert max(map(len, shown)) <= 80
+    for line in lines(paper, entry, result):
+        for cell in (line[3], line[4], line[6], line[7]):
+            numbers = cell if cell[:1].isdigit() else ""
+            assert any(numbers in own for own in shown), cell
+
+
+def test_the_list_is_readable_at_eighty_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "_width", 80)
+    monkeypatch.setattr(sys, "argv", ["sfumato", "reproduce", "list", "--data", "nowhere"])
+    with pytest.raises(SystemExit):
+        main()
+    printed = capsys.readouterr().out.splitlines()
+    assert max(map(len, printed)) <= 80
+    for paper in papers().values():
+        for name in paper.entries:
+            assert any(line.startswith(f"{paper.key} {name} ") for line in printed), name

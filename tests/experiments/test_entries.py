@@ -71,7 +71,7 @@ def test_an_entry_that_was_killed_continues(
     printed = capsys.readouterr()
     assert "4 tasks" in printed.err and "4 of 4" not in printed.err
     assert {path: Ledger.read(path).head for path in ledgers} == ledgers
-    assert "SMALL SCALE: at most 1,000 records" in printed.out and "10 steps" in printed.out
+    assert "SMALL SCALE: at most 150 records" in printed.out and "10 steps" in printed.out
     assert "reproduces nothing" in printed.out and "NOT PRIVATE" in printed.out
 
     found = result(out)

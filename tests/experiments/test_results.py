@@ -17,24 +17,8 @@ from sfumato.report.regions import REGION, Selector, documentation_pages, region
 
 ROOT = Path(__file__).parents[2]
 RESULTS = load_results(ROOT / "docs" / "results")
-# Numbers that older pages print without a result file. A number may only decrease; a new page starts at 0.
-UNSOURCED: dict[str, int] = {
-    "docs/explanation/batch-losses.md": 1,
-    "docs/explanation/guarantee.md": 2,
-    "docs/reference/advisory.md": 1,
-    "docs/reference/audits.md": 1,
-    "docs/reference/data.md": 1,
-    "docs/reference/evaluation.md": 2,
-    "docs/reference/methods/dpaf.md": 2,
-    "docs/results/audits.md": 26,
-    "docs/results/methods/dp-lflow.md": 2,
-    "docs/results/methods/dp2-vae.md": 4,
-    "docs/results/methods/dpaf.md": 10,
-    "docs/results/methods/dppm.md": 5,
-    "docs/results/methods/gs-wgan.md": 2,
-    "docs/results/methods/privae.md": 10,
-    "docs/results/real-data.md": 5,
-}
+OWN_REGION = re.compile(r"<!-- (expected use|table)[^>]*-->.*?<!-- /\1 -->", re.DOTALL)
+"""Rendered from result files of another format, and compared by tests of their own."""
 
 
 @pytest.mark.parametrize("name", RESULTS)
@@ -105,14 +89,35 @@ def test_a_changed_value_of_a_file_changes_the_table(path: Path, region: re.Matc
     assert region_table(selector, other) != region["body"]
 
 
-@pytest.mark.parametrize("path", documentation_pages(ROOT), ids=lambda path: path.stem)
+PAGES = [path for path in documentation_pages(ROOT) if path.stem != "reproduction"]
+"""The page of reproductions is rendered as a whole, and compared by the test of the catalogue."""
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_every_measured_number_has_a_source(path: Path) -> None:
-    """A number with a deviation or a percent sign is rendered from a result file, but for those counted above."""
-    name = path.relative_to(ROOT).as_posix()
-    if name == "docs/results/reproduction.md":
-        return  # rendered as a whole, and compared by the test of the catalogue
-    found = unsourced_numbers(path.read_text(encoding="utf-8"))
-    assert len(found) <= UNSOURCED.get(name, 0), found
+    """A number with a deviation or a percent sign is rendered from a result file."""
+    assert not unsourced_numbers(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if "results" in path.parts], ids=lambda path: path.stem)
+def test_tables_of_results_are_rendered(path: Path) -> None:
+    """On a page of results no cell of a table that is typed by hand is a number."""
+    assert not typed_cells(path.read_text(encoding="utf-8"))
+
+
+def typed_cells(page: str) -> list[str]:
+    outside = OWN_REGION.sub("", REGION.sub("", page))
+    cells = [cell for line in outside.splitlines() if line.startswith("|") for cell in line.strip("|").split("|")]
+    return [cell for cell in cells if re.fullmatch(r"[\s*~≥≤–-]*\d[\d.,]*( ?[%×s]| ?± ?[\d.]+)?[\s*~]*", cell)]
+
+
+def test_a_typed_number_is_found() -> None:
+    assert unsourced_numbers("It has 89.2 ± .4, and 7 % of the rest.") == ["2 ± .4", "7 %"]
+    assert typed_cells("| a | 58.2 |\n|---|---|\n| b | **3.47** |\n| c | 97.6 ± 0.1 |\n") == [
+        " 58.2 ",
+        " **3.47** ",
+        " 97.6 ± 0.1 ",
+    ]
 
 
 def test_a_region_that_selects_nothing_or_too_much_is_an_error() -> None:

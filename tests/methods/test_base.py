@@ -7,8 +7,11 @@ import pytest
 from sfumato.methods import METHODS, find
 from sfumato.methods.first_edition import current_parameters, renamed_parameters
 
+LATER = {"dp-realnvp-published"}
+"""Methods that version 0.1.0 did not have."""
 
-@pytest.mark.parametrize("name", METHODS)
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in LATER])
 def test_a_former_name_is_refused_with_the_present_one(name: str) -> None:
     method = find(name)
     known = method().parameters()

@@ -248,6 +248,8 @@ def test_features_and_memories_that_look_at_their_neighbours_are_refused() -> No
         with pytest.raises(ValueError, match="mixes the rows"):
             step.update(state, ranked)
         break
+    else:
+        pytest.fail("the plan has no step")
     assert ledger.events() == ()
 
 

@@ -189,11 +189,15 @@ def test_shards_that_see_each_other_are_refused() -> None:
         with pytest.raises(UnsupportedModel, match="moved another shard's memory"):
             step.update(memory, mixed)
         break
+    else:
+        pytest.fail("the plan has no step")
     curator, _ = door(collection())
     for step in curator.steps("train"):
         with pytest.raises(UnsupportedModel, match="shape it had"):
             step.update(curator.private_state("means", (2,), shards=SHARDS), wrong)
         break
+    else:
+        pytest.fail("the plan has no step")
 
 
 def test_memory_of_shards_and_of_records_are_not_confused() -> None:
@@ -209,12 +213,16 @@ def test_memory_of_shards_and_of_records_are_not_confused() -> None:
         with pytest.raises(ValueError, match="other owners"):
             step.update(of_records, shard)
         break
+    else:
+        pytest.fail("the plan has no step")
     curator, _ = door(collection(), replace(TRAIN, shards=None))
     of_shards = curator.private_state("shards", (1,), shards=SHARDS)
     for step in curator.steps("train"):
         with pytest.raises(ValueError, match="other owners"):
             step.update(of_shards, row)
         break
+    else:
+        pytest.fail("the plan has no step")
 
 
 def test_memory_of_shards_is_not_kept_for_a_resumption() -> None:

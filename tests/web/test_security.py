@@ -36,7 +36,7 @@ READ = (
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("outside")
     (folder / "secret").mkdir()
-    (folder / "secret" / "a.txt").write_text("secret")
+    (folder / "secret" / "a.txt").write_text("what nobody may read")
     (folder / "root" / "pictures" / "cat").mkdir(parents=True)
     (folder / "root" / "out").symlink_to(folder / "secret")
     (folder / "root" / "pictures" / "cat" / "a.png").symlink_to(folder / "secret" / "a.txt")
@@ -134,7 +134,7 @@ def test_other_methods_are_refused(server: Live, method: str) -> None:
 def test_paths_outside_the_root_are_refused(server: Live, path: str) -> None:
     for answer in (server.get(f"/browse?path={quote(path)}"), server.post("/collections", {"path": path})):
         assert answer.status in (400, 404)
-        assert "secret" not in answer.text or "secret" in path
+        assert "what nobody may read" not in answer.text
     assert str(server.root / "out") not in server.get("/browse").text
 
 

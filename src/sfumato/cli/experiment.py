@@ -161,14 +161,16 @@ def evidence_command(*, results: ResultsFolder = RESULTS, as_json: Json = False)
     """List the results that are older than the code they measure, or whose commit was not recorded."""
     from dataclasses import asdict
 
-    from sfumato.experiments.evidence import stale_results
+    from sfumato.experiments.evidence import stale_results, without_commit
     from sfumato.experiments.results import load_results
 
-    found = stale_results(load_results(results))
+    known = load_results(results)
+    found = [*stale_results(known), *without_commit(results, known)]
     if as_json:
         return print_json([asdict(one) for one in found])
     rows = [(one.name, one.commit or "–", one.reason) for one in found]
     print_table(("result", "commit", "why it is old"), rows)
+    say(f"{len(list(results.glob('*.json')))} files in {results}, {len(found)} of them old")
 
 
 def show(result: ResultSet) -> None:
@@ -189,7 +191,12 @@ def show(result: ResultSet) -> None:
 
 
 def run_reported(
-    tasks: Sequence[Task], *, jobs: int, in_process: bool = False, minutes: float | None = None
+    tasks: Sequence[Task],
+    *,
+    jobs: int,
+    in_process: bool = False,
+    keep_processes: bool = False,
+    minutes: float | None = None,
 ) -> dict[str, str]:
     """``run_tasks`` with a line on standard error for each task; Ctrl-C says how to continue."""
     from sfumato.experiments.runner import run_tasks
@@ -198,7 +205,9 @@ def run_reported(
         remark(str(progress))
 
     try:
-        return run_tasks(tasks, jobs=jobs, in_process=in_process, minutes=minutes, report=report)
+        return run_tasks(
+            tasks, jobs=jobs, in_process=in_process, keep_processes=keep_processes, minutes=minutes, report=report
+        )
     except KeyboardInterrupt:
         remark("Stopped. The same command continues from here; the ledgers hold what was spent.")
         raise typer.Exit(130) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,8 @@ from sfumato.cli.experiment import RESULTS, Data, ResultsFolder, run_reported
 from sfumato.cli.options import Device, Json, device_named
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from sfumato.experiments.papers.entries import Entry, Paper
     from sfumato.experiments.papers.layout import Layout
     from sfumato.experiments.results import ResultSet
@@ -68,7 +70,9 @@ def list_command(
         )
         table.add_row(f"{item.paper} {item.entry}", what, str(item.trainings), *costs, status)
     console.print(table)
-    say(f"{len(items)} entries. Costs are estimates for this machine's {items[0].device}.")
+    measured = "measured on one core" if all(item.measured for item in items) else "an estimate"
+    say(f"{len(items)} entries. The cost of the small scale is {measured}, that of")
+    say(f"the full scale an estimate for this machine's {items[0].device}.")
 
 
 @reproduce_app.command("page")
@@ -162,7 +166,10 @@ def reproduce(
         private_folder(found.out)
     remark(f"{paper.name} {entry.name}, {scale}: {len(layout.tasks)} tasks")
     together = jobs or (1 if here == "cuda" else os.cpu_count() or 1)
-    failed = run_reported(layout.tasks, jobs=together, in_process=together == 1, minutes=minutes)
+    # At the small scale reading the images would take longer than most trainings.
+    failed = run_reported(
+        layout.tasks, jobs=together, in_process=together == 1, keep_processes=scale == "small", minutes=minutes
+    )
     return layout, gather(paper, entry, layout, scale=size, device=here, failed=failed)
 
 
@@ -181,22 +188,33 @@ def _write(paper: Paper, entry: Entry, layout: Layout, result: ResultSet, out: P
 
 
 def print_result(paper: Paper, entry: Entry, result: ResultSet) -> None:
-    """A line for each number; below it, how many records, images and trainings it is of."""
-    from rich.table import Table
-
+    """A table for each dataset and ε; below, how many records, images and trainings the numbers are of."""
     from sfumato.experiments.results import NOTICE
-    from sfumato.report.papers import HEADINGS, caption, lines
+    from sfumato.report.papers import blocks, caption, lines
 
-    table = Table(*HEADINGS[:3], title=f"{result.name}: {entry.title}", title_justify="left", pad_edge=False)
-    for name in HEADINGS[3:]:
-        table.add_column(name, justify="right")
-    before: tuple[str, ...] = ("", "")
-    for line in lines(paper, entry, result):
-        again = line[:2] == before
-        shown = ("" if line[0] == before[0] else line[0], "" if again else line[1])
-        table.add_row(*shown, *line[2:5], *(("", "", "") if again else line[5:]))
-        before = line[:2]
-    console.print(table)
-    for text in caption(entry, result):
+    say(f"{result.name}: {entry.title}")
+    for heading, rows in blocks(lines(paper, entry, result)):
+        say(f"\n{heading}")
+        console.print(_numbers(rows))
+    for text in ("", *caption(entry, result)):
         say(text)
     console.print(NOTICE, style="bold red", highlight=False, soft_wrap=True)
+
+
+def _numbers(rows: Sequence[Sequence[str]]) -> Table:
+    """Numbers keep their line at 80 columns; names of settings are folded."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("setting", overflow="fold", min_width=12)
+    table.add_column("measure", overflow="fold", max_width=18)
+    for place, name in enumerate(("paper", "ours", "holds at", "our ε"), start=2):
+        # Words such as "not measured" may be folded, numbers may not.
+        widths = [len(row[place]) for row in rows if not row[place][:1].isalpha()]
+        table.add_column(name, justify="right", min_width=max([*widths, *map(len, name.split())]), max_width=16)
+    before = ""
+    for row in rows:
+        again = row[0] == before
+        table.add_row("" if again else row[0], *row[1:4], *(("", "") if again else row[4:]))
+        before = row[0]
+    return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +37,13 @@ def stale_results(results: Mapping[str, ResultSet]) -> list[Stale]:
     return found
 
 
+def without_commit(folder: Path, results: Mapping[str, ResultSet]) -> list[Stale]:
+    """Files in the folder with a format of their own that do not say from which commit they are."""
+    others = [path for path in sorted(folder.glob("*.json")) if path.stem not in results]
+    unknown = [path for path in others if json.loads(path.read_text(encoding="utf-8")).get("commit") is None]
+    return [Stale(path.stem, None, "the commit was not recorded") for path in unknown]
+
+
 def _reason(result: ResultSet) -> str:
     if any(row.superseded for row in result.rows):
         count = sum(bool(row.superseded) for row in result.rows)
@@ -52,6 +60,8 @@ def _reason(result: ResultSet) -> str:
 def changed_since(commit: str, result: ResultSet) -> list[str]:
     """The parts of the source that changed after a commit and that the result depends on."""
     paths = [SOURCE / name for name in SHARED]
+    if any(row.protocol in ("canaries", "membership") for row in result.rows):
+        paths.append(SOURCE / "audit")
     paths += [Path(inspect.getfile(find(name))) for name in {row.method for row in result.rows} if name in METHODS]
     command = ["git", "-C", str(SOURCE), "diff", "--name-only", commit, "HEAD", "--", *map(str, paths)]
     try:

@@ -53,6 +53,7 @@ def run_tasks(
     *,
     jobs: int,
     in_process: bool = False,
+    keep_processes: bool = False,
     minutes: float | None = None,
     report: Callable[[Progress], None] = ignore,
 ) -> dict[str, str]:
@@ -62,6 +63,8 @@ def run_tasks(
         tasks: In the order in which they start.
         jobs: Processes that share the device and the cores.
         in_process: Run one after another in this process.
+        keep_processes: Let a process work on several tasks, which then read a dataset once. Their peak memory is no
+            longer their own.
         minutes: Start no task after this time; what has started is finished.
         report: Called after every task.
 
@@ -87,7 +90,7 @@ def run_tasks(
             else:
                 note(task, done, None)
         return failed
-    with _pool(max(1, min(jobs, len(left)))) as pool:
+    with _pool(max(1, min(jobs, len(left))), keep=keep_processes) as pool:
         futures: dict[Future[None], Task] = {pool.submit(_limited_work, task, deadline): task for task in left}
         try:
             for done, future in enumerate(as_completed(futures), start=1):
@@ -117,7 +120,7 @@ class NotStarted(Exception):
     """The time limit was reached before the task began."""
 
 
-def _pool(jobs: int) -> ProcessPoolExecutor:
+def _pool(jobs: int, *, keep: bool) -> ProcessPoolExecutor:
     # Batches differ in size; without this the free blocks of device memory do not fit the next one.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     context = get_context("forkserver")
@@ -128,7 +131,7 @@ def _pool(jobs: int) -> ProcessPoolExecutor:
         initializer=_stay_with_parent,
         initargs=(max(1, (os.cpu_count() or 1) // jobs),),
         # A new process for each task, so that its peak memory is its own.
-        max_tasks_per_child=1,
+        max_tasks_per_child=None if keep else 1,
     )
 
 

@@ -24,6 +24,7 @@ METHODS: dict[str, str] = {
     "dp-lflow": "sfumato.methods.dp_lflow:DPLFlow",
     "dp-merf": "sfumato.methods.dp_merf:DPMERF",
     "dp-realnvp": "sfumato.methods.dp_realnvp:DPRealNVP",
+    "dp-realnvp-published": "sfumato.methods.published.dp_realnvp:DPRealNVPPublished",
     "dp-vae": "sfumato.methods.dp_vae:DPVAE",
     "dp2-vae": "sfumato.methods.dp2_vae:DP2VAE",
     "dp2-vae-published": "sfumato.methods.published.dp2_vae:DP2VAEPublished",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sfumato.experiments.datasets import datasets
 from sfumato.experiments.papers.entries import Entry, Paper, papers
@@ -124,10 +124,17 @@ def _section(paper: Paper, entry: Entry, results: Mapping[str, ResultSet]) -> st
     facts += [entry.note] if entry.note else []
     rows = compared(paper, entry, result.rows)
     shown = [row for row in rows if row.ours is not None or row.setting.missing]
-    cited = sorted({row.setting.name for row in rows} - {row.setting.name for row in shown})
-    if cited:
-        facts.append(f"Not run, cited by the paper or not measured yet: {', '.join(cited)}.")
+    facts += _absent(rows, {row.setting.name for row in shown})
     return "\n\n".join((title, "\n".join(f"{fact}  " for fact in facts).rstrip(), _numbers(entry, shown)))
+
+
+def _absent(rows: Sequence[Compared], shown: Collection[str]) -> list[str]:
+    """Names of the settings without a number of ours: what the paper cites of others, and what can be run."""
+    absent = {row.setting.name: row.setting for row in rows if row.setting.name not in shown}
+    ours = sorted(name for name, setting in absent.items() if setting.method or setting.baseline)
+    cited = sorted(absent.keys() - set(ours))
+    found = [f"Not ours, cited by the paper: {', '.join(cited)}."] if cited else []
+    return found + ([f"Not measured yet: {', '.join(ours)}."] if ours else [])
 
 
 def _numbers(entry: Entry, rows: Sequence[Compared]) -> str:

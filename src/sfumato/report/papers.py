@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from sfumato.experiments.papers.entries import Entry, Paper, Value
 from sfumato.experiments.papers.layout import EntryRow
 from sfumato.experiments.papers.result import Compared, compared, entry_name
-from sfumato.experiments.papers.scale import REPETITIONS, Scale
+from sfumato.experiments.papers.scale import REPETITIONS
 from sfumato.experiments.results import Measured, ResultSet
 from sfumato.experiments.training import release_for
 from sfumato.report.chart import figure
@@ -24,13 +24,30 @@ _SHARE_TOLERANCE, _POINTS = 0.03, 2.0
 def lines(paper: Paper, entry: Entry, result: ResultSet) -> Iterator[tuple[str, ...]]:
     """One line for each number, in the order of ``HEADINGS``."""
     for row in compared(paper, entry, result.rows):
+        person = row.ours is not None and row.ours.unit == "person"
         for name in row.metrics(entry) or ["–"]:
             measured = None if row.ours is None else row.ours.values.get(name)
             ours = number(measured) if measured is not None else _absent(row)
             yield (
-                *(row.title, row.setting.name, name, number(row.printed.get(name)), ours),
+                *(row.title, row.setting.name + ", per person" * person, name, number(row.printed.get(name)), ours),
                 *(row.claimed, row.holds, row.spent),
             )
+
+
+def blocks(found: Iterable[tuple[str, ...]]) -> list[tuple[str, list[tuple[str, ...]]]]:
+    """Lines by dataset and claimed ε: a heading that names both, and lines of the other six columns.
+
+    Real data has no ε and stands with what follows it, or else with what it follows.
+    """
+    blocks: list[tuple[str, str, list[tuple[str, ...]]]] = []
+    for line in found:
+        data, claimed = line[0], line[5]
+        if blocks and blocks[-1][0] == data and "–" in (blocks[-1][1], claimed):
+            blocks[-1] = (data, claimed if blocks[-1][1] == "–" else blocks[-1][1], blocks[-1][2])
+        elif not blocks or blocks[-1][:2] != (data, claimed):
+            blocks.append((data, claimed, []))
+        blocks[-1][2].append((*line[1:5], *line[6:]))
+    return [(f"{data}, the paper's ε {claimed}", own) for data, claimed, own in blocks]
 
 
 def number(value: Measured | Value | None) -> str:
@@ -45,7 +62,7 @@ def number(value: Measured | Value | None) -> str:
 def _absent(row: Compared) -> str:
     if row.setting.missing:
         return f"not run: {row.setting.missing}"
-    return "not measured" if row.trained else "–"
+    return "not measured" if row.setting.method or row.setting.baseline else "not ours"
 
 
 def caption(entry: Entry, result: ResultSet) -> list[str]:
@@ -61,9 +78,10 @@ def caption(entry: Entry, result: ResultSet) -> list[str]:
         size = trained[0].images
         images = "" if size is None else f", {size:,} synthetic images"
         if result.scale == "small":
-            most = Scale.of("small", entry).records
+            known = [row.data.records for row in trained if row.data.records is not None]
+            records = f"at most {max(known):,} records" if known else "a part of the records"
             found.append(
-                f"SMALL SCALE: at most {most:,} records{images}, {trainings}, {_steps(result)}. "
+                f"SMALL SCALE: {records}{images}, {trainings}, {_steps(result)}. "
                 "It shows that the entry runs and reproduces nothing."
             )
         else:

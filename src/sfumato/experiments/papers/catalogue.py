@@ -28,6 +28,8 @@ class Item:
     trainings: int
     seconds: dict[str, float]
     """By scale, trainings and evaluations together."""
+    measured: bool
+    """Whether the seconds of the small scale were measured, on one core."""
     device: str
     status: str
     remarks: list[str]
@@ -54,7 +56,8 @@ def _item(paper: Paper, entry: Entry, locator: DatasetLocator, device: str) -> I
         data=[datasets()[name].title for name in entry.datasets],
         methods=[*entry.methods] or ([entry.computation] if entry.computation else []),
         trainings=runnable * scale.trainings,
-        seconds={name: cost(entry, Scale.of(name, entry), device, locator) for name in SCALES},
+        seconds={name: cost(paper, entry, Scale.of(name, entry), device, locator) for name in SCALES},
+        measured=device == "cpu" and f"{paper.key} {entry.name}" in costs()["measured"],
         device=device,
         status=status,
         remarks=remarks,
@@ -87,12 +90,16 @@ def state(entry: Entry, locator: DatasetLocator) -> tuple[str, list[str]]:
 # Cost
 
 
-def cost(entry: Entry, scale: Scale, device: str, locator: DatasetLocator) -> float:
-    """Seconds of all trainings and evaluations on this machine, from the measured cost of a record in a step.
+def cost(paper: Paper, entry: Entry, scale: Scale, device: str, locator: DatasetLocator) -> float:
+    """Seconds of all trainings and evaluations on this machine.
 
+    The small scale was measured on a CPU. The full scale is an estimate from the measured cost of a record in a step.
     The dataset is the one that would be read here: a substitute counts with its own size.
     """
     known = costs()
+    name = f"{paper.key} {entry.name}"
+    if scale.name == "small" and device == "cpu" and name in known["measured"]:
+        return float(known["measured"][name])
     workers = (os.cpu_count() or 1) if device == "cpu" else 1
     if entry.computation:
         return float(known["computation"][entry.computation] * len(entry.cases) * len(entry.settings)) / workers

@@ -54,6 +54,8 @@ class Setting:
     sampling_on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     budgets: Mapping[str, float] = field(default_factory=dict)
     baseline: str = ""
+    only_at: tuple[float, ...] = ()
+    """The claimed ε of the cases that it belongs to; empty for all."""
     public: str = ""
     """A public dataset whose path becomes the method's parameter ``public``."""
     paper: Mapping[str, tuple[Value | None, ...]] = field(default_factory=dict)
@@ -128,7 +130,8 @@ class Entry:
         """Case by case; the number is the case's place in a setting's list of values."""
         for place, case in enumerate(self.cases):
             for setting in self.settings:
-                yield case, place, setting
+                if not setting.only_at or case.epsilon in setting.only_at:
+                    yield case, place, setting
 
 
 @dataclass(frozen=True)
@@ -226,7 +229,8 @@ def _setting(table: dict[str, Any], where: str, cases: int, presets: Mapping[str
         if len(values) != cases:
             raise ValueError(f"{where}: {metric} has {len(values)} values for {cases} cases")
         paper[metric] = tuple(_value(value) for value in values)
-    return from_table(Setting, {**table, "paper": paper}, where)
+    only_at = tuple(map(float, table.pop("only_at", ())))
+    return from_table(Setting, {**table, "paper": paper, "only_at": only_at}, where)
 
 
 def _value(value: Any) -> Value | None:
