@@ -39,7 +39,8 @@ from sfumato.training.run_folder import Run
 from worst_case import worst_case_images
 
 LEDGERS = ("same", "another", "copy", "none")
-REFUSALS = {10: RunRefused, 11: AnswerLost, 12: LedgerDamaged}
+# The last: killed before the run's folder was complete, so that there is nothing to resume in it.
+REFUSALS = {10: RunRefused, 11: AnswerLost, 12: LedgerDamaged, 13: FileExistsError}
 CERTIFIED = [(name, variant) for name in METHODS for variant in find(name).certified_variants()]
 
 
