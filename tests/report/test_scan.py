@@ -160,6 +160,9 @@ def test_a_card_with_private_facts_is_caught(run: Path) -> None:
     distance = evaluation["internal"]["memorisation"]["median_distance"]
     path.write_text(json.dumps({**card, "audits": [f"median distance {distance:.4f}"]}))
     assert "'audits' holds a number of internal/evaluation.json, internal.memorisation.median_distance" in told(run)
+    (run / "internal" / "share.json").write_text(json.dumps({"share": 1.0, "other": 0.56}))
+    path.write_text(json.dumps({**card, "audits": ["largest movement ÷ paid 1.0000, measured ≥ 0.56"]}))
+    assert "'audits' holds" not in told(run), "numbers that are met by chance"
     path.write_text(json.dumps({**card, "class_counts": np.bincount(TRAIN.labels).tolist()}))
     assert "class_counts are whole numbers" in told(run)
 

@@ -251,7 +251,9 @@ def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _distinct(value: float) -> set[str]:
-    """Forms with at least four digits: shorter ones are met by chance."""
+    """Forms with at least four digits, of a value that has three itself: 1.0000 and 0.56 are met by chance."""
+    if len(repr(value).partition("e")[0].replace(".", "").strip("-0")) < 3:
+        return set()
     forms = {repr(value), f"{value:.4g}", f"{value:.4f}", f"{100 * value:.2f}"}
     return {form for form in forms if sum(character.isdigit() for character in form.lstrip("0.")) > 3}
 
