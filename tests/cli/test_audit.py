@@ -31,7 +31,7 @@ class Leaky(ControlMethod):
 
 def run(*words: str) -> tuple[int, str]:
     result = CliRunner().invoke(audit_app, list(words), catch_exceptions=False)
-    return result.exit_code, result.output
+    return result.exit_code, result.stdout if "--json" in words else result.output
 
 
 @pytest.fixture

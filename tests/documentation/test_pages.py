@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import pkgutil
 import re
 import subprocess
@@ -176,3 +177,10 @@ def test_the_tables_of_the_checks_are_those_of_the_result_files(name: str) -> No
     module = script("docs/results/checks.py")
     page = (module.HERE / name).read_text(encoding="utf-8")
     assert "| --- |" in page and module.rendered(page) == page
+
+
+def test_the_page_of_a_newcomers_route_is_that_of_the_result_file() -> None:
+    """Written by: python benchmarks/newcomer.py"""
+    module = script("benchmarks/newcomer.py")
+    found = json.loads(module.PAGE.with_suffix(".json").read_text(encoding="utf-8"))
+    assert module.page(found) == module.PAGE.read_text(encoding="utf-8")

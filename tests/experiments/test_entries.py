@@ -91,6 +91,7 @@ def test_an_entry_that_was_killed_continues(
     assert "holds a reproduction with another scale" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_an_entry_ends_on_the_page(
     locator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

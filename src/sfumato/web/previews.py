@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sfumato.files import write_json
+from sfumato.files import write_file, write_json
 from sfumato.web import commands
 from sfumato.web.workspace import read_json
 
@@ -116,7 +116,8 @@ class Previews:
 
     def _end(self, code: int, now: float) -> None:
         if code == 0:
-            os.replace(self._folder / f".{_RESULT}", self._folder / _RESULT)
+            result = (self._folder / f".{_RESULT}").read_text(encoding="utf-8")
+            write_file(self._folder / _RESULT, result, private=True)
         else:
             self._note(_FAILED)
         self._child = None
