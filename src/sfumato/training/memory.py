@@ -7,7 +7,6 @@ again. On a CPU that takes a tenth to a third of a private training step.
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 
 # Parameters of mallopt(3).
@@ -19,11 +18,9 @@ _MIB = 1 << 20
 def keep_freed_memory() -> bool:
     """Let this process keep blocks of up to 32 MiB that it frees; whether the C library could be told to.
 
-    Larger blocks still go back, so that memory stays bounded; torch asks for them in huge pages, of which there are few
-    to clear, if this is called before its first tensor. It concerns the whole process, so that only programs should
-    call it: the ``sfumato`` command does.
+    Larger blocks still go back, so that memory stays bounded. It concerns the whole process, so that only programs
+    should call it: the ``sfumato`` command does.
     """
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
