@@ -10,9 +10,12 @@ import pytest
 from PIL import Image
 
 from cli.commands import run_here
+from privacy.test_runs import KillAfter, Killed
 from report.finished import TRAIN
 from sfumato.data import PrivateImages
+from sfumato.methods.dp2_vae import DP2VAE
 from sfumato.methods.dp_vae import DPVAE
+from sfumato.methods.preview import preview
 from sfumato.privacy import NoGuarantee
 from sfumato.training.run_folder import Run
 
@@ -51,3 +54,14 @@ def test_without_a_checkpoint_there_is_a_reason(
     }
     assert run_here(monkeypatch, "preview", str(run.folder)) == 2 and "has not come to" in capsys.readouterr().err
     assert run_here(monkeypatch, "preview", str(tmp_path)) == 2 and "holds no training" in capsys.readouterr().err
+
+
+def test_samples_while_a_later_query_is_still_to_come(tmp_path: Path) -> None:
+    """DP²-VAE asks for its prior when the training has ended."""
+    run, method = Run(tmp_path / "run"), DP2VAE.small()
+    run.checkpoint.describe(TRAIN.pixels.shape[1:], TRAIN.classes)
+    with pytest.raises(Killed):
+        private, killed = PrivateImages.from_images(TRAIN), KillAfter(method.steps, "training")
+        method.fit(private, NoGuarantee(), run.ledger, checkpoint=run.checkpoint, progress=killed)
+    found = preview(method, run.checkpoint)
+    assert (found.part, found.done) == ("training", method.steps) and found.images.std() > 0

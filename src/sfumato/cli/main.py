@@ -107,7 +107,10 @@ def _is_expected(error: Exception) -> bool:
     if isinstance(error, ValueError | LookupError | OSError | ImportError):
         return True
     # Imported here, so that ``sfumato --help`` need not wait for torch.
-    from sfumato.privacy import BudgetExceeded, LedgerBusy, LedgerDamaged
+    from sfumato.privacy import BudgetExceeded, LedgerBusy, LedgerDamaged, RunRefused
+    from sfumato.privacy.curator import AnswerLost
     from sfumato.privacy.distributed import RankLost
+    from sfumato.privacy.step import PrivateRowsError
 
-    return isinstance(error, BudgetExceeded | LedgerBusy | LedgerDamaged | RankLost)
+    refusals = BudgetExceeded | LedgerBusy | LedgerDamaged | RunRefused | AnswerLost
+    return isinstance(error, refusals | RankLost | PrivateRowsError)

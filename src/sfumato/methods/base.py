@@ -55,7 +55,8 @@ class Method(ABC):
     """Whether it needs the raw records, and so runs under ``NoGuarantee`` only."""
     curator_type: ClassVar[type[Curator]] = Curator
     preview_settings: ClassVar[Mapping[str, Any]] = {}
-    """Settings for a preview of a running training: they leave out public work whose result the checkpoint replaces."""
+    """Settings for a preview of a running training: they leave out public work whose result the checkpoint replaces,
+    and queries that come after the training."""
 
     variant: str = "certified"
 
