@@ -267,8 +267,7 @@ class DPDiffusion(Method):
         return log_normal_sigma(quantile, mean=self.log_sigma_mean, deviation=self.log_sigma_std)
 
     def _performance(self, device: torch.device) -> Performance:
-        """On a GPU in bfloat16 and channels-last; on a CPU, where that is slower, in float32."""
-        return Performance(dtype=torch.bfloat16, channels_last=True) if self._half(device) else Performance()
+        return Performance.for_training(device, bfloat16=self.bfloat16, passes=self.steps * self.draws)
 
     def _half(self, device: torch.device) -> bool:
         return self.bfloat16 and device.type == "cuda"

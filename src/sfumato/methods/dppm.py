@@ -24,6 +24,7 @@ from sfumato.networks.pixels import Shape, per_row, valid_pixels
 from sfumato.networks.score import ScoreNetwork
 from sfumato.networks.wavelets import LabelFilter
 from sfumato.privacy import Block, Counts, Curator, Draws, SubsampledGaussian
+from sfumato.privacy.gradients import Performance
 from sfumato.training.ema import ema_update
 from sfumato.training.schedules import cosine_decay, set_learning_rate
 
@@ -151,10 +152,14 @@ class DPPM(ScoreSampling):
     def _train(self, curator: Curator, model: ScoreNetwork) -> None:
         average = deepcopy(model)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
+        passes = self.steps * self.draws
+        performance = Performance.for_training(curator.device, bfloat16=self.bfloat16, passes=passes)
         for step in curator.steps(_TRAIN, keep={"model": model, "average": average, "optimizer": optimizer}):
             factor = cosine_decay(step.index / self.steps, final=_FINAL_LEARNING_RATE_FACTOR)
             set_learning_rate(optimizer, self.learning_rate * factor)
-            gradient = step.noisy_gradient(_GRADIENT, model, self.loss, clip_norm=self.clip_norm, draws=self.draws)
+            gradient = step.noisy_gradient(
+                _GRADIENT, model, self.loss, clip_norm=self.clip_norm, draws=self.draws, performance=performance
+            )
             # Adam is invariant to the scale of the gradient; the public clip norm brings it to order 1.
             (gradient / self.clip_norm).apply(optimizer)
             ema_update(average, model, index=step.index, decay=self.ema_decay)

@@ -15,13 +15,15 @@ _CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype="<i4")
 
 Key = tuple[int, int]
 """Two 32-bit words: the key of one Philox stream."""
+Words = tuple[int, int] | tuple[Tensor, Tensor]
+"""The same, or in a recorded graph, where a key is an input."""
 Counter = tuple[Tensor, Tensor, Tensor, Tensor]
 """Four 32-bit words, held in int64 tensors."""
 
 
-def philox(counter: Counter, key: Key) -> Counter:
+def philox(counter: Counter, key: Words) -> Counter:
     """Philox4x32-10 (Salmon et al., 2011): ten rounds; wrap-around products keep the right bits."""
-    rounds = [[(word + turn * weyl) & WORD for word, weyl in zip(key, _WEYL, strict=True)] for turn in range(10)]
+    rounds = [[(key[half] + turn * _WEYL[half]) & WORD for half in (0, 1)] for turn in range(10)]
     try:
         w, x, y, z = (word.numpy().astype(np.uint64) for word in counter)
     except (TypeError, RuntimeError):  # on a GPU, or traced by torch.func

@@ -13,12 +13,12 @@ import hashlib
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from sfumato.privacy.generators import WORD, Key, chacha, philox, uniforms
+from sfumato.privacy.generators import WORD, Key, Words, chacha, philox, uniforms
 
 DESCRIPTION = (
     "noise and sampling from ChaCha8 under 256-bit keys, draws of a loss from Philox4x32-10, "
@@ -54,14 +54,17 @@ class Draws:
         return len(self.rows)
 
     def __getitem__(self, index: slice | Tensor) -> Draws:
-        return Draws(self.key, self.rows[index], self.draw[index])
+        return replace(self, rows=self.rows[index], draw=self.draw[index])
+
+    def _named_key(self, name: str) -> Words:
+        return key_of(self.key, name)
 
     def _words(self, name: str, count: int) -> Tensor:
         """``[rows, count]`` 32-bit words."""
         blocks = -(-count // 4)
         position = torch.arange(blocks, device=self.rows.device).expand(len(self.rows), blocks)
         low, high, draw = ((own & WORD)[:, None].expand_as(position) for own in (self.rows, self.rows >> 32, self.draw))
-        words = philox((position, low, high, draw), _named(self.key, name))
+        words = philox((position, low, high, draw), self._named_key(name))
         return torch.stack(words, dim=-1).flatten(1)[:, :count]
 
     def uniform(self, name: str, *shape: int) -> Tensor:
@@ -82,7 +85,7 @@ class Draws:
         return ((words * high) >> 32).view(-1, *shape)
 
 
-def _named(key: Key, name: str) -> Key:
+def key_of(key: Key, name: str) -> Key:
     """The key of one name's numbers within a stream."""
     secret = b"".join(word.to_bytes(4, "little") for word in key)
     return _words_of(hashlib.blake2b(name.encode(), key=secret, digest_size=8).digest())

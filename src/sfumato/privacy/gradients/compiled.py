@@ -1,31 +1,29 @@
 """A microbatch as one compiled function of fixed shapes.
 
-The traced pass, the clip and the exact sum are recorded as one graph of tensor operations (``make_fx``) and compiled.
-Parameters, buffers, images, labels, weights, state and random draws are its inputs, so that the graph holds no data.
-What the loss reads besides its arguments becomes a constant: it must be a pure function of them, and the graph serves
-only the very loss that it was recorded from.
+The traced pass, its random draws, the clip and the exact sum are recorded as one graph of tensor operations
+(``make_fx``) and compiled. Parameters, buffers, images, labels, weights, state and the keys of the draws are its
+inputs, so that the graph holds no data. What the loss reads besides its arguments becomes a constant: it must be a pure
+function of them, and the graph serves only the very loss that it was recorded from.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from sfumato.privacy.generators import Words
 from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.clip import clip_and_sum
 from sfumato.privacy.gradients.groups import Groups
 from sfumato.privacy.gradients.microbatches import Microbatch
 from sfumato.privacy.gradients.performance import Performance
 from sfumato.privacy.gradients.traced import TracedPass
-from sfumato.privacy.randomness import Draws
-
-Request = tuple[str, tuple[object, ...]]
-"""A method of ``Draws`` and its arguments."""
+from sfumato.privacy.randomness import Draws, key_of
 
 
 def same_loss(one: Loss | None, other: Loss) -> bool:
@@ -37,31 +35,20 @@ def same_loss(one: Loss | None, other: Loss) -> bool:
 
 
 @dataclass(frozen=True)
-class _RecordedDraws(Draws):
-    """Draws that note what is asked for, and answer from tensors that were drawn before."""
+class _NamedDraws(Draws):
+    """Draws that note the names that are asked for; with ``keys``, each name's key is taken from there."""
 
-    drawn: dict[Request, Tensor] = field(default_factory=dict)
-    source: Draws | None = None
+    asked: list[str] = field(default_factory=list)
+    keys: Mapping[str, Words] | None = None
 
-    def _ask(self, method: str, *arguments: object) -> Tensor:
-        request = (method, arguments)
-        if request not in self.drawn:
-            if self.source is None:
-                raise RuntimeError(f"the loss asks for other draws than when it was recorded: {request}")
-            self.drawn[request] = getattr(self.source, method)(*arguments)
-        return self.drawn[request]
-
-    def __getitem__(self, index: slice | Tensor) -> Draws:
-        raise RuntimeError("a loss that takes some rows of its draws is not compiled")
-
-    def uniform(self, name: str, *shape: int) -> Tensor:
-        return self._ask("uniform", name, *shape)
-
-    def normal(self, name: str, *shape: int) -> Tensor:
-        return self._ask("normal", name, *shape)
-
-    def integers(self, name: str, high: int, *shape: int) -> Tensor:
-        return self._ask("integers", name, high, *shape)
+    def _named_key(self, name: str) -> Words:
+        if name not in self.asked:
+            self.asked.append(name)
+        if self.keys is None:
+            return key_of(self.key, name)
+        if name not in self.keys:
+            raise RuntimeError(f"the loss asks for other draws than when it was recorded: {name}")
+        return self.keys[name]
 
 
 class CompiledMicrobatch:
@@ -71,18 +58,21 @@ class CompiledMicrobatch:
         part = micro.parts[0]
         self._loss, self._groups, self._models = loss, groups, part.models
         self._shapes = _shapes(part.batch)
-        self._requests = _requests(part.batch, part.models[0], loss)
+        self._drawn = _drawn(part.batch, part.models[0], loss)
         self._names: list[str] = []
         self._channels_last = performance.channels_last
+        self._strides: list[tuple[int, ...]] | None = None
         inputs = self._inputs(part.batch)
+        self._strides = [value.stride() for value in inputs]
         graph = make_fx(self._function(micro), tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
         # A view that was possible while recording may not be in the memory layout that the compiler chooses.
         for node in graph.graph.nodes:
             if node.target is torch.ops.aten.view.default:
                 node.target = torch.ops.aten.reshape.default
         graph.recompile()
-        mode = "reduce-overhead" if performance.cuda_graphs else None
-        self._run: Callable[..., list[Tensor]] = torch.compile(graph, dynamic=False, fullgraph=True, mode=mode)
+        # Inductor itself: the graph is recorded, so there is no Python code left for torch.compile to look at.
+        with torch.no_grad():
+            self._run: Callable[..., list[Tensor]] = torch._inductor.compile(graph, [*inputs])
 
     def serves(self, micro: Microbatch, loss: Loss, groups: Groups) -> bool:
         """Whether this microbatch has the recorded shapes, loss, models and groups."""
@@ -102,10 +92,13 @@ class CompiledMicrobatch:
 
     def _inputs(self, batch: Batch) -> list[Tensor]:
         values = [value.detach() for model in self._models for value in _tensors(model).values()]
-        drawn = [getattr(batch.random, method)(*arguments) for method, arguments in self._requests]
+        keys = [key_of(batch.random.key, name) for name in self._drawn]
         state = [] if batch.state is None else [batch.state]
-        rows = (batch.random.rows, batch.random.draw)
-        return [*values, *drawn, *rows, batch.images, batch.labels, batch.weights, *state]
+        rows = (torch.tensor(keys, dtype=torch.int64, device=batch.images.device), batch.random.rows, batch.random.draw)
+        inputs = [*values, *rows, batch.images, batch.labels, batch.weights, *state]
+        if self._strides is None:
+            return inputs
+        return [_laid_out(value, stride) for value, stride in zip(inputs, self._strides, strict=True)]
 
     def _function(self, micro: Microbatch) -> Callable[..., list[Tensor]]:
         part, names = micro.parts[0], [list(_tensors(model)) for model in self._models]
@@ -113,9 +106,9 @@ class CompiledMicrobatch:
         def sums(*inputs: Tensor) -> list[Tensor]:
             tensors = iter(inputs)
             values = [dict(zip(own, itertools.islice(tensors, len(own)), strict=True)) for own in names]
-            drawn = dict(zip(self._requests, itertools.islice(tensors, len(self._requests)), strict=True))
-            rows, draw, images, labels, weights, *state = tensors
-            random = _RecordedDraws(part.batch.random.key, rows, draw, drawn=drawn)
+            words, rows, draw, images, labels, weights, *state = tensors
+            keys = {name: (words[place, 0], words[place, 1]) for place, name in enumerate(self._drawn)}
+            random = _NamedDraws(part.batch.random.key, rows, draw, keys=keys)
             batch = Batch(images, labels, random, weights, state[0] if state else None)
             one = replace(micro, parts=(replace(part, batch=batch),))
             contributions = TracedPass(
@@ -137,9 +130,16 @@ def _shapes(batch: Batch) -> tuple[object, ...]:
     return tuple(None if tensor is None else (tensor.shape, tensor.dtype, tensor.device) for tensor in fields)
 
 
-def _requests(batch: Batch, model: nn.Module, loss: Loss) -> list[Request]:
-    """What the loss draws, by asking it once."""
-    random = _RecordedDraws(batch.random.key, batch.random.rows, batch.random.draw, source=batch.random)
+def _laid_out(value: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """The tensor with the strides that the compiled code expects."""
+    if value.stride() == stride:
+        return value
+    return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def _drawn(batch: Batch, model: nn.Module, loss: Loss) -> list[str]:
+    """The names of what the loss draws, by asking it once."""
+    random = _NamedDraws(batch.random.key, batch.random.rows, batch.random.draw)
     with torch.no_grad():
         replace(batch, random=random).losses(loss, model)
-    return list(random.drawn)
+    return random.asked
