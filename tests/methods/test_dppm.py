@@ -17,7 +17,7 @@ from sfumato.methods.published.dppm import DPPMPublished
 from sfumato.networks.samplers import Momentum, hamiltonian, heun, karras_sigmas, momenta
 from sfumato.networks.score import ScoreNetwork
 from sfumato.privacy import Budget, BudgetExceeded, NoGuarantee, PrivateRecords, Randomness
-from sfumato.privacy.gradients import Batch, clipped_sum
+from sfumato.privacy.gradients import Batch, Performance, clipped_sum
 
 BUDGET = Budget(3.0, 1e-5)
 
@@ -246,22 +246,20 @@ def test_training_lowers_the_loss_and_the_average_follows() -> None:
 
 
 def test_half_precision_keeps_the_clip() -> None:
-    """Autocast runs inside the loss, where the engine sees it and leaves the room that bfloat16 needs."""
     torch.manual_seed(8)
-    method = replace(DPPM.small(), bfloat16=True, clip_norm=0.02)
+    method, half = replace(DPPM.small(), clip_norm=0.02), Performance(dtype=torch.bfloat16)
     model = method.build((1, 12, 12), 2).generator
     images, labels = torch.as_tensor(digits()._pixels).float() / 255, torch.as_tensor(digits()._labels)
     ids = torch.arange(16) // 2
     draws = Randomness(0).draws(ids, torch.arange(16) % 2, "test")
     batch = Batch(images[ids], labels[ids], draws, torch.full((8, 2), 0.5))
-    whole = clipped_sum(model, method.loss, batch, method.clip_norm)
+    whole = clipped_sum(model, method.loss, batch, method.clip_norm, performance=half)
     for unit in range(8):
-        rest = clipped_sum(
-            model, method.loss, batch.select((torch.arange(8) != unit).nonzero()[:, 0]), method.clip_norm
-        )
+        others = batch.select((torch.arange(8) != unit).nonzero()[:, 0])
+        rest = clipped_sum(model, method.loss, others, method.clip_norm, performance=half)
         moved = math.sqrt(sum(float((whole[name] - rest[name]).square().sum()) for name in whole))
         assert 0.9 * method.clip_norm < moved <= method.clip_norm
-    exact = clipped_sum(model, replace(method, bfloat16=False).loss, batch, method.clip_norm)
+    exact = clipped_sum(model, method.loss, batch, method.clip_norm)
     assert any(not torch.equal(whole[name], exact[name]) for name in whole)
 
 

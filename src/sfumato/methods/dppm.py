@@ -172,8 +172,7 @@ class DPPM(ScoreSampling):
         if self.objective == "sliced":
             projection, response = self._projections(random, images.shape[1:])
             return sliced_loss(model, noisy, sigma, labels, projection, response, derivative=self.derivative)
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bfloat16):
-            residual, linear, size = model.residual(noisy, sigma, labels)
+        residual, linear, size = model.residual(noisy, sigma, labels)
         return (residual.to(clean.dtype) - (clean - linear) / size).square().flatten(1).mean(1)
 
     def _sigma(self, random: Draws) -> Tensor:

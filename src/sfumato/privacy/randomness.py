@@ -56,13 +56,16 @@ class Draws:
     def __getitem__(self, index: slice | Tensor) -> Draws:
         return replace(self, rows=self.rows[index], draw=self.draw[index])
 
+    def _positions(self, count: int) -> Tensor:
+        return torch.arange(count, device=self.rows.device)
+
     def _named_key(self, name: str) -> Words:
         return key_of(self.key, name)
 
     def _words(self, name: str, count: int) -> Tensor:
         """``[rows, count]`` 32-bit words."""
         blocks = -(-count // 4)
-        position = torch.arange(blocks, device=self.rows.device).expand(len(self.rows), blocks)
+        position = self._positions(blocks).expand(len(self.rows), blocks)
         low, high, draw = ((own & WORD)[:, None].expand_as(position) for own in (self.rows, self.rows >> 32, self.draw))
         words = philox((position, low, high, draw), self._named_key(name))
         return torch.stack(words, dim=-1).flatten(1)[:, :count]

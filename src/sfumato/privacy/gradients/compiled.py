@@ -25,6 +25,9 @@ from sfumato.privacy.gradients.performance import Performance
 from sfumato.privacy.gradients.traced import TracedPass
 from sfumato.privacy.randomness import Draws, key_of
 
+_MOST_BLOCKS = 1 << 20
+"""Blocks of four random words that a row may ask for."""
+
 
 def same_loss(one: Loss | None, other: Loss) -> bool:
     """Whether these are the same function, or the same method of the same object."""
@@ -36,10 +39,18 @@ def same_loss(one: Loss | None, other: Loss) -> bool:
 
 @dataclass(frozen=True)
 class _NamedDraws(Draws):
-    """Draws that note the names that are asked for; with ``keys``, each name's key is taken from there."""
+    """Draws that note the names that are asked for; with ``keys``, each name's key is taken from there.
+
+    ``numbers`` are 0, 1, … as an input: of a range in the graph the compiler knows that it fits into 32 bits, and
+    refuses to multiply it by larger constants.
+    """
 
     asked: list[str] = field(default_factory=list)
     keys: Mapping[str, Words] | None = None
+    numbers: Tensor | None = None
+
+    def _positions(self, count: int) -> Tensor:
+        return super()._positions(count) if self.numbers is None else self.numbers[:count]
 
     def _named_key(self, name: str) -> Words:
         if name not in self.asked:
@@ -59,6 +70,7 @@ class CompiledMicrobatch:
         self._loss, self._groups, self._models = loss, groups, part.models
         self._shapes = _shapes(part.batch)
         self._drawn = _drawn(part.batch, part.models[0], loss)
+        self._numbers = torch.arange(_MOST_BLOCKS, device=part.batch.images.device)
         self._names: list[str] = []
         self._channels_last = performance.channels_last
         self._strides: list[tuple[int, ...]] | None = None
@@ -94,8 +106,9 @@ class CompiledMicrobatch:
         values = [value.detach() for model in self._models for value in _tensors(model).values()]
         keys = [key_of(batch.random.key, name) for name in self._drawn]
         state = [] if batch.state is None else [batch.state]
-        rows = (torch.tensor(keys, dtype=torch.int64, device=batch.images.device), batch.random.rows, batch.random.draw)
-        inputs = [*values, *rows, batch.images, batch.labels, batch.weights, *state]
+        words = torch.tensor(keys, dtype=torch.int64, device=batch.images.device).view(-1, 2)
+        inputs = [*values, words, self._numbers, batch.random.rows, batch.random.draw]
+        inputs += [batch.images, batch.labels, batch.weights, *state]
         if self._strides is None:
             return inputs
         return [_laid_out(value, stride) for value, stride in zip(inputs, self._strides, strict=True)]
@@ -106,9 +119,9 @@ class CompiledMicrobatch:
         def sums(*inputs: Tensor) -> list[Tensor]:
             tensors = iter(inputs)
             values = [dict(zip(own, itertools.islice(tensors, len(own)), strict=True)) for own in names]
-            words, rows, draw, images, labels, weights, *state = tensors
+            words, numbers, rows, draw, images, labels, weights, *state = tensors
             keys = {name: (words[place, 0], words[place, 1]) for place, name in enumerate(self._drawn)}
-            random = _NamedDraws(part.batch.random.key, rows, draw, keys=keys)
+            random = _NamedDraws(part.batch.random.key, rows, draw, keys=keys, numbers=numbers)
             batch = Batch(images, labels, random, weights, state[0] if state else None)
             one = replace(micro, parts=(replace(part, batch=batch),))
             contributions = TracedPass(

@@ -23,7 +23,7 @@ from sfumato.privacy.gradients.mixing import refuse_mixing
 from sfumato.privacy.gradients.per_class import PerClass, losses
 from sfumato.privacy.gradients.performance import Performance
 from sfumato.privacy.gradients.python_state import python_state
-from sfumato.privacy.gradients.rounding import arithmetic
+from sfumato.privacy.gradients.rounding import arithmetic, without_tf32
 from sfumato.privacy.gradients.row_order import RowOrderWarning
 from sfumato.privacy.gradients.shards import on_shards
 
@@ -52,6 +52,7 @@ def due(index: int, steps: int) -> bool:
     return index == steps - 1 or (index >= 4 and index.bit_count() == 1 and index.bit_length() % 2 == 1)
 
 
+@without_tf32()
 def check(model: nn.Module, loss: Loss, batch: Batch, clip: Clip) -> None:
     """Refuse a model or loss that breaks the contract. Costs a few small passes; releases nothing.
 
@@ -72,6 +73,7 @@ def check(model: nn.Module, loss: Loss, batch: Batch, clip: Clip) -> None:
     _compare(model, loss, few, clip, tolerance=max(1e-6, min(0.25, 4096.0 * used.roundoff)))
 
 
+@without_tf32()
 def check_rows(function: Callable[..., Tensor], batch: Batch) -> tuple[int, ...]:
     """Refuse a function ``(images, labels, random[, state]) -> [rows, ...]`` in which one row sees another.
 
@@ -90,6 +92,7 @@ def check_rows(function: Callable[..., Tensor], batch: Batch) -> tuple[int, ...]
     return shape
 
 
+@without_tf32()
 def check_shards(function: Callable[..., Tensor], batch: Batch) -> None:
     """Refuse a function of shards in which one shard sees another."""
 

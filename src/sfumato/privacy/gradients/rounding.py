@@ -5,7 +5,8 @@ The clip does not depend on it: norms are taken from the very numbers that are a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,18 @@ def arithmetic(dtypes: Iterable[torch.dtype], device: torch.device) -> Arithmeti
     if torch.float32 in used:
         return _single(device)
     return DOUBLE
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Products of float32 numbers in float32 on a GPU, where TF32 would hide what a check looks for."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32 = matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
 def _single(device: torch.device) -> Arithmetic:
