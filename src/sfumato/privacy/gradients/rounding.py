@@ -45,21 +45,32 @@ def arithmetic(dtypes: Iterable[torch.dtype], device: torch.device) -> Arithmeti
 @contextmanager
 def without_tf32() -> Iterator[None]:
     """Products of float32 numbers in float32 on a GPU, where TF32 would hide what a check looks for."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, matmul.allow_tf32
-    cudnn.allow_tf32 = matmul.allow_tf32 = False
+    cudnn = torch.backends.cudnn
+    try:
+        convolutions, products = cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    except RuntimeError:
+        # torch refuses the answer when its old and new switches were mixed.
+        yield
+        return
+    _set_tf32(convolutions=False, products="highest")
     try:
         yield
     finally:
-        cudnn.allow_tf32, matmul.allow_tf32 = before
+        _set_tf32(convolutions=convolutions, products=products)
+
+
+def _set_tf32(*, convolutions: bool, products: str) -> None:
+    torch.backends.cudnn.allow_tf32 = convolutions
+    if products != torch.get_float32_matmul_precision():  # some versions of torch take setting it for mixing switches
+        torch.set_float32_matmul_precision(products)
 
 
 def _single(device: torch.device) -> Arithmetic:
-    if torch.get_float32_matmul_precision() == "medium":
-        return BRAIN
-    if device.type != "cuda":
-        return SINGLE
     try:
+        if torch.get_float32_matmul_precision() == "medium":
+            return BRAIN
+        if device.type != "cuda":
+            return SINGLE
         rounded = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
     except RuntimeError:
         # torch refuses the answer when its old and new switches were mixed: take the coarser one.
