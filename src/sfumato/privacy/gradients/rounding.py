@@ -6,7 +6,7 @@ The clip does not depend on it: norms are taken from the very numbers that are a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -45,24 +45,18 @@ def arithmetic(dtypes: Iterable[torch.dtype], device: torch.device) -> Arithmeti
 @contextmanager
 def without_tf32() -> Iterator[None]:
     """Products of float32 numbers in float32 on a GPU, where TF32 would hide what a check looks for."""
-    cudnn = torch.backends.cudnn
-    try:
-        convolutions, products = cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    except RuntimeError:
-        # torch refuses the answer when its old and new switches were mixed.
-        yield
-        return
-    _set_tf32(convolutions=False, products="highest")
+    convolutions, products = True, "highest"
+    with suppress(RuntimeError):  # torch refuses the answer when its old and new switches were mixed
+        convolutions, products = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    torch.backends.cudnn.allow_tf32 = False
+    if products != "highest":
+        torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:
-        _set_tf32(convolutions=convolutions, products=products)
-
-
-def _set_tf32(*, convolutions: bool, products: str) -> None:
-    torch.backends.cudnn.allow_tf32 = convolutions
-    if products != torch.get_float32_matmul_precision():  # some versions of torch take setting it for mixing switches
-        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
+        if products != "highest":
+            torch.set_float32_matmul_precision(products)
 
 
 def _single(device: torch.device) -> Arithmetic:
