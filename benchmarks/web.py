@@ -38,6 +38,7 @@ from urllib.request import HTTPCookieProcessor, OpenerDirector, Request, build_o
 # In place of this file's folder, in which ``web`` would be this file.
 sys.path[0] = str(Path(__file__).parents[1] / "tests")
 from playwright.sync_api import Page  # noqa: E402
+
 from web.served import SMALL, Served, choose, chromium, served, write_digits  # noqa: E402
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
