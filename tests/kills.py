@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from sfumato.experiments.results import current_commit
 from sfumato.methods import METHODS, Method, find
 from sfumato.privacy import Budget, BudgetExceeded, Event, Ledger, Randomness, RunRefused, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
@@ -118,7 +119,8 @@ def killed(method: Method, folder: Path, seconds: float, length: int, moments: r
     """Start a training, copy its ledger at one random moment and kill it at a later one; False if it ended before."""
     ledger, copy = folder / "run" / "ledger.jsonl", folder / "earlier"
     end = time.monotonic() + moments.random() * 1.1 * seconds
-    goal = moments.randrange(length + 1) if moments.random() < 0.5 else None
+    # Most kills come at an entry of the ledger: most of a training's time passes before the first one.
+    goal = moments.randrange(1, length + 1) if moments.random() < 0.8 else None
     copied_at = moments.randrange(goal + 1 if goal is not None else length)
     child = forked(lambda: train(method, folder / "run", folder / "drawn"))
     while True:
@@ -222,7 +224,10 @@ def summary(found: list[Trial]) -> dict[str, Any]:
     """The result file."""
     outcomes = {which: dict(Counter(trial.outcomes[which] for trial in found)) for which in LEDGERS}
     return {
+        "command": " ".join(["python tests/kills.py", *sys.argv[1:]]),
+        "commit": current_commit(),
         "kills": len(found),
+        "killed after noise was drawn": sum(trial.drawn > 0 for trial in found),
         "variants": len({(trial.method, trial.variant) for trial in found}),
         "unsound": sum(bool(trial.unsound) for trial in found),
         "outcomes": outcomes,

@@ -73,7 +73,9 @@ def kills() -> str:
     rows = [(names[which], *(row.get(outcome, 0) for outcome in outcomes)) for which, row in found["outcomes"].items()]
     words = {"finished": "finished", "RunRefused": "refused", "AnswerLost": "refused, a step counts as spent"}
     table = lines(("resumed with the ledger", *(words.get(outcome, outcome) for outcome in outcomes)), rows)
-    return f"{found['kills']} kills of {found['variants']} variants, {found['unsound']} of them unsound.\n\n{table}"
+    drawn = found["killed after noise was drawn"]
+    counts = f"{found['kills']} kills of {found['variants']} variants, {drawn} of them after noise had been drawn"
+    return f"{counts}; {found['unsound']} were unsound.\n\n{table}"
 
 
 def gradients() -> str:
