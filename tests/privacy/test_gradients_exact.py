@@ -168,27 +168,6 @@ def test_a_coarse_arithmetic_moves_no_further() -> None:
             assert 0.0499 < float(torch.linalg.vector_norm(vector(one))) <= 0.05
 
 
-def test_a_compiled_microbatch_gives_the_eager_sum_and_the_same_bits_at_every_row() -> None:
-    torch.manual_seed(0)
-    model, batch = nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), make_batch(10, 2, dtype=torch.float32)
-
-    def loss(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
-        return (m(x) - r.normal("target", 3)).square().sum(1)
-
-    performance = Performance(compile=True)
-    eager = clipped_sum(model, loss, batch, 0.3, microbatch_size=4, performance=performance)
-    compiled = clipped_sum(model, loss, batch, 0.3, microbatch_size=4, performance=performance)
-    assert apart(compiled, eager) < 1e-6
-    order = torch.tensor([5, 9, 1, 0, 3, 2, 8, 7, 6, 4])
-    again = clipped_sum(model, loss, batch.select(order), 0.3, microbatch_size=4, performance=performance)
-    assert same(again, compiled)
-    # Parameters are inputs of the compiled function, not constants.
-    with torch.no_grad():
-        model[1].weight.mul_(0.5)
-    moved = clipped_sum(model, loss, batch, 0.3, microbatch_size=4, performance=performance)
-    assert apart(moved, loop.clipped_sum(model, loss, batch, 0.3)) < 1e-5
-
-
 @settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(1, 4), st.integers(1, 40), st.integers(1, 40), st.floats(1e-4, 1e4), st.integers(0, 999))
 def test_a_product_of_rounded_factors_stays_inside_its_bound(

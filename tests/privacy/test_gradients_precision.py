@@ -14,7 +14,7 @@ from gradient_cases import Classifier, apart, make_batch, squared_error, vector
 from sfumato.privacy.gradients import Batch, clipped_sum, loop, per_record
 from sfumato.privacy.gradients.contribution import PerExample
 from sfumato.privacy.gradients.ghost import GhostClipping, outer_products
-from sfumato.privacy.gradients.rounding import BRAIN, DOUBLE, SINGLE, arithmetic
+from sfumato.privacy.gradients.rounding import BRAIN, DOUBLE, SINGLE, TENSOR_FLOAT, arithmetic, without_tf32
 from sfumato.privacy.randomness import Draws
 
 
@@ -189,3 +189,24 @@ def test_the_first_units_need_not_be_the_ones_with_a_gradient() -> None:
     sums = clipped_sum(model, squared_error, replace(batch, images=images), 0.3)
     expected = loop.clipped_sum(model, squared_error, batch.take(4, 9), 0.3)
     assert apart(sums, expected) < 1e-5
+
+
+@pytest.mark.parametrize("switches", ["old", "new"])
+def test_checks_run_without_tf32_and_leave_the_switches_as_they_were(switches: str) -> None:
+    """torch has two sets of switches since version 2.9; the old ones cannot be read after the new ones were used."""
+    cudnn, matmul, gpu = torch.backends.cudnn, torch.backends.cuda.matmul, torch.device("cuda")
+    before = torch.get_float32_matmul_precision(), cudnn.conv.fp32_precision
+    try:
+        if switches == "old":
+            torch.set_float32_matmul_precision("high")
+        else:
+            cudnn.conv.fp32_precision, matmul.fp32_precision = "ieee", "tf32"
+        chosen = cudnn.conv.fp32_precision, matmul.fp32_precision
+        assert arithmetic([torch.float32], gpu) == TENSOR_FLOAT
+        with without_tf32():
+            assert arithmetic([torch.float32], gpu) == SINGLE
+            assert (cudnn.conv.fp32_precision, matmul.fp32_precision) == ("ieee", "ieee")
+        assert (cudnn.conv.fp32_precision, matmul.fp32_precision) == chosen
+    finally:
+        cudnn.conv.fp32_precision = before[1]
+        torch.set_float32_matmul_precision(before[0])

@@ -54,6 +54,19 @@ def test_a_person_with_images_of_several_classes_is_clipped_once(stacked: bool) 
 
 
 @pytest.mark.parametrize("stacked", [False, True])
+def test_a_person_of_several_classes_leaves_the_bits_of_the_others(stacked: bool) -> None:
+    models, batch = make_models(), make_batch(9, 4)
+    labels = torch.arange(9).remainder(3).repeat_interleave(4)
+    labels[8 * 4] = 0  # the last person's images are of two classes
+    batch = replace(batch, labels=labels)
+    one, others, all_ = (
+        clipped_sum(models, squared_error, chosen, 1e-3, stacked=stacked, microbatch_size=4)
+        for chosen in (batch.take(8, 9), batch.take(0, 8), batch)
+    )
+    assert all(torch.equal(all_[name], others[name] + one[name]) for name in all_)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
 def test_graphs_that_tracing_does_not_understand(stacked: bool) -> None:
     models, batch = make_models(), make_batch(8, 2)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -259,6 +261,15 @@ def test_the_text_of_an_exception_on_private_rows_is_withheld(internal: bool) ->
     if not internal:
         assert "IndexError" in str(raised.value)
         assert raised.value.__context__ is None and raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize("internal", [False, True])
+def test_what_is_warned_of_on_private_rows_is_withheld(internal: bool) -> None:
+    step: Any = SimpleNamespace(_curator=SimpleNamespace(_internal=internal))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        Step._on_private_rows(step, warnings.warn, "a bright record")
+    assert [str(one.message) for one in seen] == ["a bright record"] * internal
 
 
 def test_a_method_that_needs_the_raw_records_has_no_plan_under_a_budget() -> None:

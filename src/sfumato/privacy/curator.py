@@ -108,7 +108,7 @@ class Curator:
         self._answers: dict[str, int] = {}
         self._next: dict[str, int] = {}
         self._opened = False
-        self._probed: set[tuple[str, str]] = set()
+        self._probed: set[tuple[str, ...]] = set()
         self._shapes: dict[tuple[str, str], tuple[int, ...]] = {}
         # The whole plan is reserved, or refused before the first access to the data.
         remaining = ((event, event.steps - self._paid(event)) for event in plan.events)

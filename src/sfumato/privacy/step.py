@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
+from warnings import catch_warnings
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +85,7 @@ class Step:
         self._probe(block, draws, state, lambda batch: check(model, loss, batch, clip_norm))
         expected = self._curator._batches.expected_units(self._event)
         total = GradientSum(model, loss, clip_norm, expected_units=expected, performance=performance)
+        self._once((f"microbatches of {block}", str(total.compiles)), draws, state, total.prepare)
         numbers = math.prod(self._curator.shape) * draws
         for batch in self._batches(block, draws, state, max(1, _PIXELS // numbers)):
             self._on_private_rows(total.add, batch)
@@ -221,8 +224,20 @@ class Step:
 
         Before the first answer and again at steps that depend on public numbers alone.
         """
-        curator, key = self._curator, (self._event.name, what)
-        if key not in curator._probed or due(self.index, self._event.steps):
+        self._once((what,), draws, state, ask, again=due(self.index, self._event.steps))
+
+    def _once(
+        self,
+        what: tuple[str, ...],
+        draws: int,
+        state: PrivateState | None,
+        ask: Callable[[Batch], object],
+        *,
+        again: bool = False,
+    ) -> None:
+        """Call ``ask`` with random images, the first time or if it is asked ``again``."""
+        curator, key = self._curator, (self._event.name, *what)
+        if again or key not in curator._probed:
             curator._probed.add(key)
             ask(curator._batches.random(draws, state, *key))
 
@@ -234,13 +249,15 @@ class Step:
         return fixed
 
     def _on_private_rows(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call code of the method. The text of an exception that it raises may quote records, and is replaced."""
+        """Call code of the method. Its warnings, and the text of what it raises, may quote records and are withheld."""
+        internal = self._curator._internal
         try:
-            return function(*arguments)
+            with nullcontext() if internal else catch_warnings(action="ignore"):
+                return function(*arguments)
         except UnsupportedModel:
             raise  # our own text, which quotes nothing
         except Exception as error:
-            if self._curator._internal:
+            if internal:
                 raise
             name = type(error).__name__
         # Outside of the handler, so that the exception is not kept as the context of this one.

@@ -58,6 +58,15 @@ def gradients_agree(fast: dict[str, Contribution], loop: dict[str, Contribution]
     return True if bool((finite & (expected > 0)).any()) else None
 
 
+def sums_agree(found: dict[str, Tensor], expected: dict[str, Tensor], part: Part) -> bool:
+    """Whether two sums of the same microbatch differ by rounding alone."""
+    used = arithmetic((p.dtype for p in trainable_parameters(part.models[0]).values()), part.batch.images.device)
+    if found.keys() != expected.keys():
+        return False
+    distance = torch.stack([(found[name] - whole).double().norm() for name, whole in expected.items()]).norm()
+    return bool(distance <= used.tolerance * torch.stack([w.double().norm() for w in expected.values()]).norm())
+
+
 @contextmanager
 def deterministic(device: torch.device, performance: Performance) -> Iterator[None]:
     """Deterministic kernels chosen without timing, in the arithmetic that was asked for."""

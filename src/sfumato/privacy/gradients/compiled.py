@@ -9,6 +9,8 @@ function of them, and the graph serves only the very loss that it was recorded f
 from __future__ import annotations
 
 import itertools
+import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,22 +19,62 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sfumato.privacy.generators import Words
+from sfumato.privacy.gradients.agreement import Run, sums_agree
 from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.clip import clip_and_sum
 from sfumato.privacy.gradients.groups import Groups
 from sfumato.privacy.gradients.microbatches import Microbatch
 from sfumato.privacy.gradients.performance import Performance
+from sfumato.privacy.gradients.python_state import python_state
 from sfumato.privacy.gradients.traced import TracedPass
 from sfumato.privacy.randomness import Draws, key_of
 
 _MOST_BLOCKS = 1 << 20
 """Blocks of four random words that a row may ask for."""
 
+_OPTIONS: dict[str, str | int | bool] = {
+    # Kernels are chosen without timing.
+    "deterministic": True,
+    "shape_padding": False,
+    # A number that is rounded in eager mode is rounded here too: the norm is taken from what is added.
+    "emulate_precision_casts": True,
+}
 
-def same_loss(one: Loss | None, other: Loss) -> bool:
-    """Whether these are the same function, or the same method of the same object."""
-    if one is None:
+
+@dataclass(frozen=True)
+class _Request:
+    """What a sum asks for; everything in it is public."""
+
+    loss: Loss
+    groups: Groups
+    performance: Performance
+    state: tuple[object, ...]
+
+    def equals(self, other: _Request) -> bool:
+        own, others = ((one.groups, one.performance, one.state) for one in (self, other))
+        return same_loss(self.loss, other.loss) and own == others
+
+
+_last: weakref.WeakKeyDictionary[nn.Module, _Request] = weakref.WeakKeyDictionary()
+
+
+def comes_again(model: nn.Module, loss: Loss, groups: Groups, performance: Performance) -> bool:
+    """Whether the microbatches of a sum are compiled: if the last sum of this model asked for the same.
+
+    Compiling pays only then, and what else a loss reads would be a constant of the graph. Asked once for each sum, even
+    of an empty batch, so that the answer depends on nothing that a record could change.
+    """
+    if not performance.compile:
         return False
+    modules = tuple(module.training for module in model.modules())
+    values = tuple((value.dtype, value.shape) for value in _tensors(model).values())
+    request = _Request(loss, groups, performance, (modules, values, python_state(loss)))
+    before, _last[model] = _last.get(model), request
+    return before is not None and before.equals(request)
+
+
+def same_loss(one: Loss, other: Loss) -> bool:
+    """Whether these are the same function, or the same method of the same object."""
     parts = [(getattr(loss, "__func__", loss), getattr(loss, "__self__", None)) for loss in (one, other)]
     return parts[0][0] is parts[1][0] and parts[0][1] is parts[1][1]
 
@@ -83,8 +125,9 @@ class CompiledMicrobatch:
                 node.target = torch.ops.aten.reshape.default
         graph.recompile()
         # Inductor itself: the graph is recorded, so there is no Python code left for torch.compile to look at.
+        options = {name: value for name, value in _OPTIONS.items() if hasattr(torch._inductor.config, name)}
         with torch.no_grad():
-            self._run: Callable[..., list[Tensor]] = torch._inductor.compile(graph, [*inputs])
+            self._run: Callable[..., list[Tensor]] = torch._inductor.compile(graph, [*inputs], options=options)
 
     def serves(self, micro: Microbatch, loss: Loss, groups: Groups) -> bool:
         """Whether this microbatch has the recorded shapes, loss, models and groups."""
@@ -132,6 +175,21 @@ class CompiledMicrobatch:
             return list(found.values())
 
         return sums
+
+
+def compiled_microbatch(
+    public: Microbatch, loss: Loss, groups: Groups, performance: Performance, eager: Run
+) -> CompiledMicrobatch | None:
+    """The compiled function, if it gives the eager sums on these random images; otherwise None, with a warning."""
+    reason = "the sums differ from the eager ones on random images"
+    try:
+        compiled = CompiledMicrobatch(public, loss, groups, performance)
+        if sums_agree(compiled(public), eager(public), public.parts[0]):
+            return compiled
+    except Exception as error:  # whatever a compiler raises, the eager way is right
+        reason = f"{type(error).__name__} while compiling"
+    warnings.warn(f"microbatches are not compiled: {reason}", stacklevel=2)
+    return None
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

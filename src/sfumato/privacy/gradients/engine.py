@@ -7,14 +7,16 @@
 
 The first time a model, a loss and their shapes are seen, a few units are also taken one at a time, and the fast way
 must agree with that loop; and a microbatch is taken in several orders, which must give the same bits (``row_order``).
-Both are done on random images of the same shape, so that no choice depends on private data.
+Both are done on random images of the same shape, so that no choice depends on private data; whether a microbatch is
+compiled follows from what the sums of the model have asked for, not from what their batches held.
 """
 
 from __future__ import annotations
 
 import functools
-import warnings
 import weakref
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -29,7 +31,7 @@ from sfumato.privacy.gradients.agreement import (
 )
 from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.clip import clip_and_sum
-from sfumato.privacy.gradients.compiled import CompiledMicrobatch, same_loss
+from sfumato.privacy.gradients.compiled import CompiledMicrobatch, comes_again, compiled_microbatch
 from sfumato.privacy.gradients.contribution import Contribution
 from sfumato.privacy.gradients.errors import NothingToCompare, UnsupportedModel, UntracedUse
 from sfumato.privacy.gradients.fixed_point import FixedPointSum, grid_spacing
@@ -39,6 +41,7 @@ from sfumato.privacy.gradients.microbatches import Microbatch, microbatch_size, 
 from sfumato.privacy.gradients.mixing import refuse_mixing
 from sfumato.privacy.gradients.per_class import Part, PerClass
 from sfumato.privacy.gradients.performance import Performance
+from sfumato.privacy.gradients.rounding import arithmetic
 from sfumato.privacy.gradients.row_order import RowOrder, public_copy
 from sfumato.privacy.gradients.sparsify import Compressed
 from sfumato.privacy.gradients.task import trainable_parameters
@@ -60,10 +63,9 @@ class Known:
     vmap_agrees: bool = False
     bytes_per_unit: float = 0.0
     row_order: RowOrder = field(default_factory=RowOrder)
-    last_loss: Loss | None = None
     compiled: CompiledMicrobatch | None = None
     uncompiled: bool = False
-    """Whether recording the microbatch failed."""
+    """Whether compiling failed, or gave other sums."""
 
 
 _known: weakref.WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Known]] = weakref.WeakKeyDictionary()
@@ -99,6 +101,8 @@ class GradientSum:
         expected_units: how many units a batch is expected to have, a public number.
         stacked: whether the models of a ``PerClass`` go in one pass; by default on a GPU only.
         performance: arithmetic, compilation and memory. None of these changes the mechanism.
+
+    ``compiles``: whether microbatches are compiled, from the second sum of a loss on; class models stay eager.
     """
 
     def __init__(
@@ -120,8 +124,20 @@ class GradientSum:
         self.performance = performance or Performance()
         self._compression = clip_norm if isinstance(clip_norm, Compressed) else None
         self._size, self._expected, self._stacked = microbatch_size, expected_units, stacked
+        self.compiles = not isinstance(model, PerClass) and comes_again(model, loss, self.groups, self.performance)
         self._total = self._empty()
-        self._runs: dict[tuple[int, int], Run] = {}
+        self._runs: dict[tuple[int, int, bool], Run] = {}
+
+    def prepare(self, batch: Batch) -> None:
+        """Decide on random images how batches of their shapes are run, so that what is warned of shows no record."""
+        stacked = self._stacks(batch)
+        known = self._knowledge(batch, stacked)
+        if known.untraced is None:
+            with deterministic(batch.images.device, self.performance), suppress(NothingToCompare):
+                try:
+                    next(self._planned(batch, known, stacked=stacked), None)
+                except UntracedUse as reason:
+                    known.untraced = str(reason)
 
     def add(self, batch: Batch) -> None:
         """Add the clipped gradients of these units."""
@@ -164,7 +180,8 @@ class GradientSum:
         function = getattr(self.loss, "__func__", self.loss)
         code = getattr(function, "__code__", None) or type(function)
         shape = (tuple(batch.images.shape[1:]), batch.images.dtype, batch.rows_per_unit, batch.images.device)
-        form = (self.performance.dtype, self.performance.channels_last)
+        used = arithmetic((p.dtype for p in trainable_parameters(self.model).values()), batch.images.device)
+        form = (self.performance.dtype, self.performance.channels_last, used.name)
         key = (code, *shape, stacked, *form, self._compression is not None)
         known = _known.setdefault(self.model, {}).setdefault(key, Known())
         if self._compression is not None:
@@ -186,6 +203,12 @@ class GradientSum:
 
     def _traced(self, batch: Batch, known: Known, *, stacked: bool) -> FixedPointSum:
         total = self._empty()
+        for micro, run in self._planned(batch, known, stacked=stacked):
+            total.add(run(micro), micro.units)
+        return total
+
+    def _planned(self, batch: Batch, known: Known, *, stacked: bool) -> Iterator[tuple[Microbatch, Run]]:
+        """Every microbatch and how it is run: one way for each shape, so that no unit's bits depend on its place."""
         if not known.signatures:
             # Another number of rows than the microbatches have: equal shapes cannot be a coincidence then.
             few = next(microbatches(self.model, batch, FEW - (self._size == FEW), stacked=stacked), None)
@@ -193,45 +216,30 @@ class GradientSum:
                 self._learn(public_copy(few), known)
         size = self._units(batch, known)
         for micro in microbatches(self.model, batch, size, stacked=stacked):
-            if (batch.rows_per_unit, size) not in self._runs:
-                self._runs[batch.rows_per_unit, size] = self._choose(micro, known)
-            total.add(self._runs[batch.rows_per_unit, size](micro), micro.units)
-        return total
+            shape = (batch.rows_per_unit, size, micro.shared)
+            if shape not in self._runs:
+                self._runs[shape] = self._choose(micro, known)
+            yield micro, self._runs[shape]
 
     def _choose(self, micro: Microbatch, known: Known) -> Run:
-        """How the microbatches of this sum are run: all of them in one way, so that no unit's bits depend on its place.
-
-        A microbatch is compiled when the same loss comes a second time; a loss made anew for each step stays eager.
-        """
-        compiles = self.performance.compile and not micro.shared
-        if compiles and same_loss(known.last_loss, self.loss):
-            self._compile(micro, known)
-        known.last_loss = self.loss
-        run: Run = functools.partial(self._eager, known=known)
-        kind = "eager"
-        if compiles and known.compiled is not None and known.compiled.serves(micro, self.loss, self.groups):
-            run, kind = known.compiled, "compiled"
-        return known.row_order.choose(run, micro, kind=kind, eager=functools.partial(self._eager, known=known))
-
-    def _compile(self, micro: Microbatch, known: Known) -> None:
-        if known.uncompiled or (known.compiled and known.compiled.serves(micro, self.loss, self.groups)):
-            return
-        try:
-            compiled = CompiledMicrobatch(micro, self.loss, self.groups, self.performance)
-            compiled(micro)  # torch compiles at the first call
-        except Exception as error:  # whatever a compiler raises, the eager way is right
-            known.uncompiled = True
-            warnings.warn(f"microbatches are not compiled: {type(error).__name__} while compiling", stacklevel=2)
-            return
-        known.compiled = compiled
+        eager: Run = functools.partial(self._eager, known=known)
+        run, kind = eager, "shared" if micro.shared else "eager"
+        if self.compiles:
+            own = known.compiled
+            if not known.uncompiled and not (own and own.serves(micro, self.loss, self.groups)):
+                own = compiled_microbatch(public_copy(micro), self.loss, self.groups, self.performance, eager)
+                known.compiled, known.uncompiled = own, own is None
+                known.row_order.forget("compiled")
+            run, kind = (run, kind) if own is None else (own, "compiled")
+        return known.row_order.choose(run, micro, kind=kind, eager=eager)
 
     def _eager(self, micro: Microbatch, known: Known) -> dict[str, Tensor]:
         passes = [self._pass(part) for part in micro.parts]
         for part, one in zip(micro.parts, passes, strict=True):
             if one.signature not in known.signatures:
-                self._learn(Microbatch((few_units(part, 2),), micro.shared), known)
+                self._learn(public_copy(Microbatch((few_units(part, 2),), micro.shared)), known)
             if one.signature not in known.signatures:
-                raise NothingToCompare("no unit of this batch has a gradient to compare with the loop")
+                raise NothingToCompare("no random image has a gradient to compare with the loop")
         return clip_and_sum(micro, [one.contributions for one in passes], self.groups)
 
     def _pass(self, part: Part) -> TracedPass:
@@ -255,7 +263,8 @@ class GradientSum:
         total = self._empty()
         for micro in microbatches(self.model, batch, size, stacked=False):
             if not known.vmap_agrees:
-                known.vmap_agrees = self._check_vmap(few_units(micro.parts[0], FEW), known)
+                few = public_copy(Microbatch((few_units(micro.parts[0], FEW),), micro.shared))
+                known.vmap_agrees = self._check_vmap(few.parts[0], known)
             found = [self._vmap(part, known, self._compression) for part in micro.parts]
             total.add(clip_and_sum(micro, found, self.groups), micro.units)
         return total

@@ -58,12 +58,14 @@ def microbatches(model: nn.Module, batch: Batch, size: int, *, stacked: bool) ->
     labels, counts = batch.labels.cpu().view(batch.weights.shape), batch.weights.cpu() > 0
     first = counts.to(torch.int64).argmax(1, keepdim=True)
     own = labels.gather(1, first)
-    if bool((counts & (labels != own)).any()):
-        yield from _shared(model, batch, size, stacked=stacked)
-        return
-    own = torch.where(counts.any(1), own[:, 0], -1)
+    several = (counts & (labels != own)).any(1)
+    own = torch.where(counts.any(1) & ~several, own[:, 0], -1)
     members = [(own == label).nonzero()[:, 0] for label in range(len(model))]
     yield from _by_class(model, batch, size, members, stacked=stacked)
+    # Apart from the others, so that the way in which a unit is computed follows from its own images.
+    if bool(several.any()):
+        mixed = several.nonzero()[:, 0].to(batch.weights.device)
+        yield from _shared(model, batch.select(mixed), size, stacked=stacked)
 
 
 def _slice(batch: Batch, start: int, size: int) -> Batch:

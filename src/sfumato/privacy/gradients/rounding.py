@@ -6,8 +6,9 @@ The clip does not depend on it: norms are taken from the very numbers that are a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -45,28 +46,31 @@ def arithmetic(dtypes: Iterable[torch.dtype], device: torch.device) -> Arithmeti
 @contextmanager
 def without_tf32() -> Iterator[None]:
     """Products of float32 numbers in float32 on a GPU, where TF32 would hide what a check looks for."""
-    convolutions, products = True, "highest"
-    with suppress(RuntimeError):  # torch refuses the answer when its old and new switches were mixed
-        convolutions, products = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    torch.backends.cudnn.allow_tf32 = False
-    if products != "highest":
-        torch.set_float32_matmul_precision("highest")
+    before = [(switch, name, getattr(switch, name)) for switch, name, _ in _gpu_switches()]
+    for switch, name, exact in _gpu_switches():
+        setattr(switch, name, exact)
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = convolutions
-        if products != "highest":
-            torch.set_float32_matmul_precision(products)
+        for switch, name, value in before:
+            setattr(switch, name, value)
+
+
+def _gpu_switches() -> list[tuple[Any, str, object]]:
+    """Every switch of the precision of float32 products on a GPU: object, attribute, and the value without TF32."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):  # from torch 2.9 on, where the older switches may refuse to be read
+        return [(switch, "fp32_precision", "ieee") for switch in (cudnn.conv, cudnn.rnn, matmul)]  # type: ignore[attr-defined]
+    return [(switch, "allow_tf32", False) for switch in (cudnn, matmul)]
 
 
 def _single(device: torch.device) -> Arithmetic:
-    try:
-        if torch.get_float32_matmul_precision() == "medium":
-            return BRAIN
-        if device.type != "cuda":
-            return SINGLE
-        rounded = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-    except RuntimeError:
-        # torch refuses the answer when its old and new switches were mixed: take the coarser one.
-        rounded = True
-    return TENSOR_FLOAT if rounded else SINGLE
+    """The arithmetic of float32 products on this device."""
+    if device.type == "cuda":
+        exact = ("ieee", "none", False)
+        rounded = any(getattr(switch, name) not in exact for switch, name, _ in _gpu_switches())
+        return TENSOR_FLOAT if rounded else SINGLE
+    products = getattr(torch.backends.mkldnn, "matmul", None)
+    if products is None:
+        return BRAIN if torch.get_float32_matmul_precision() == "medium" else SINGLE
+    return BRAIN if products.fp32_precision == "bf16" else SINGLE

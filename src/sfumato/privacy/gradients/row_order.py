@@ -44,6 +44,10 @@ class RowOrder:
         name, piece = self._chosen[kind, size]
         return next(way for own, pieces, way in _ways(run, size, kind, eager) if (own, pieces) == (name, piece))
 
+    def forget(self, kind: str) -> None:
+        """Test this way again before it is used: it is no longer the one that was tested."""
+        self._chosen = {key: chosen for key, chosen in self._chosen.items() if key[0] != kind}
+
     @property
     def fallbacks(self) -> list[str]:
         """A sentence for every size that is not run as it was asked for."""
