@@ -108,7 +108,7 @@ def main() -> int:
             line = original.splitlines()[change[0] - 1].strip()
             target.write_text(apply(original, change), encoding="utf-8")
             tests = coverage.tests(target, change[0], seconds=options.seconds)
-            caught = forked_tests(copy, tests, seconds=20 * options.seconds) != 0
+            caught = forked_tests(copy, tests, seconds=5 * options.seconds + 60) != 0
             target.write_text(original, encoding="utf-8")
             result = {"file": name, "line": change[0], "text": line, "new": change[3], "caught": caught}
             if not caught:
