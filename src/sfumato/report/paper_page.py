@@ -73,8 +73,9 @@ def page(results: Mapping[str, ResultSet]) -> str:
 
 
 def by_entry(results: Sequence[ResultSet]) -> dict[str, ResultSet]:
-    """The papers' results, by entry and scale."""
-    return {f"{result.name} {result.scale}": result for result in results if " " in result.name}
+    """The papers' results, by entry and scale, without those of which no number counts any more."""
+    current = [result for result in results if " " in result.name and not result.superseded]
+    return {f"{result.name} {result.scale}": result for result in current}
 
 
 def _state(paper: Paper, entry: Entry, results: Mapping[str, ResultSet]) -> str:
@@ -84,7 +85,7 @@ def _state(paper: Paper, entry: Entry, results: Mapping[str, ResultSet]) -> str:
         return "small" if f"{name} small" in results else ""
     rows = compared(paper, entry, full.rows)
     wanted = [row for row in rows if row.setting.method or row.setting.baseline or entry.computation]
-    return "full" if all(row.ours is not None for row in wanted) else "part"
+    return "full" if all(row.ours is not None and not row.ours.superseded for row in wanted) else "part"
 
 
 def _words(state: str) -> str:
