@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,18 @@ def test_the_list_has_every_entry(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     for device, most in (("cpu", 3e8), ("cuda", 3e6)):
         costs = [item.seconds["full"] for item in catalogue(DatasetLocator.of(["nowhere"]), device=device)]
         assert all(0 < seconds < most for seconds in costs), max(costs)
+
+
+def test_the_list_says_how_many_entries_have_results(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(DOCS.parent)
+    monkeypatch.setattr(sys, "argv", ["sfumato", "reproduce", "list", "--data", "nowhere"])
+    with pytest.raises(SystemExit):
+        main()
+    printed = " ".join(capsys.readouterr().out.split())
+    [found] = re.findall(r"By docs/results: (.* not run)\.", printed)
+    assert f"39 entries; {found}." in (DOCS / "results" / "reproduction.md").read_text()
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
