@@ -2,7 +2,8 @@
 
     OMP_NUM_THREADS=1 python experiments/rerun.py --data DATA --seed 26 --out docs/results/reruns.json
 
-Only files are drawn whose command is recorded, ran on a CPU and takes minutes. A value agrees if the difference of the
+Only files are drawn whose command is recorded, ran on a CPU and takes minutes: entries of the papers at the small
+scale, and experiments of a TOML file in this folder. A value agrees if the difference of the
 means is what the spread of the trainings explains, by Student's t at a level of .01; a file agrees if no more of its
 values lie outside than such a level lets expect (the .99 quantile of the binomial distribution). A file with one
 training of each setting has no spread of its own; its command is run three times, and the spread is that of the new
@@ -26,31 +27,64 @@ from scipy import stats
 
 from sfumato.experiments.papers.costs import costs
 from sfumato.experiments.results import ResultSet, current_commit, load_results
+from sfumato.experiments.spec import read_experiments
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "docs" / "results"
 MOST_SECONDS = 90.0
 """Of one run of an entry."""
 RUNS, LEVEL = 3, 0.01
 
 
 def candidates(results: dict[str, ResultSet]) -> list[str]:
-    """Entries of the papers that ran on a CPU and are cheap, at the small scale or because they always are."""
+    """Results that were made on a CPU by a command that can be given again, and that are cheap."""
     return [
         name
         for name, result in sorted(results.items())
         if "NVIDIA" not in result.provenance.device
-        and result.provenance.command.startswith("sfumato reproduce")
-        and (result.scale == "small" or name.startswith(("privae-table-1", "privae-figure-2")))
-        and costs()["measured"].get(result.name, math.inf) < MOST_SECONDS
+        and (_cheap_entry(name, result) or _cheap_experiment(result))
         and not any(row.superseded for row in result.rows)
     ]
 
 
+def _cheap_entry(name: str, result: ResultSet) -> bool:
+    """An entry of a paper at the small scale, or one that is cheap at any."""
+    return (
+        result.provenance.command.startswith("sfumato reproduce")
+        and (result.scale == "small" or name.startswith(("privae-table-1", "privae-figure-2")))
+        and costs()["measured"].get(result.name, math.inf) < MOST_SECONDS
+    )
+
+
+def _cheap_experiment(result: ResultSet) -> bool:
+    """An experiment of a TOML file of this folder whose result names its commit and its log."""
+    logged = result.provenance.commit is not None and all(row.log_sha256 for row in result.rows)
+    seconds = sum((row.seconds or math.inf) * row.trainings for row in result.rows)
+    return logged and _experiment_file(result) is not None and seconds < MOST_SECONDS
+
+
+def _experiment_file(result: ResultSet) -> Path | None:
+    """The TOML file of an experiment that is still in it."""
+    words = shlex.split(result.provenance.command)
+    if words[:3] != ["sfumato", "experiment", "run"] or len(words) < 4:
+        return None
+    path = HERE / Path(words[3]).name
+    known = [one.name for one in read_experiments(path)] if path.is_file() else []
+    return path if result.name in known else None
+
+
+def words_again(result: ResultSet, data: str, folder: Path) -> list[str]:
+    """The recorded command, of an experiment with this one result alone, with folders of this machine."""
+    file = _experiment_file(result)
+    options = ["--data", data, "--device", "cpu", "--out", str(folder / "out"), "--results", str(folder)]
+    if file is not None:
+        return ["experiment", "run", str(file), "--only", result.name, *options]
+    return [*shlex.split(result.provenance.command)[1:], "--jobs", "1", *options]
+
+
 def run_again(result: ResultSet, data: str, folder: Path) -> ResultSet:
     """The result of the recorded command, in a folder of its own."""
-    words = shlex.split(result.provenance.command)[1:]
-    options = ["--data", data, "--jobs", "1", "--device", "cpu", "--out", str(folder / "out")]
-    command = [sys.executable, "-m", "sfumato", *words, *options, "--results", str(folder)]
+    command = [sys.executable, "-m", "sfumato", *words_again(result, data, folder)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     [path] = folder.glob("*.json")
     return ResultSet.load(path)
@@ -102,6 +136,11 @@ def main() -> None:
     chosen = parser.parse_args()
     results = load_results(RESULTS)
     names = candidates(results)
+    if len(names) < chosen.count:
+        sys.exit(
+            f"Only {len(names)} results can be drawn, and --count asks for {chosen.count}. Entries of the papers can "
+            "be once `python experiments/small_entries.py` has measured their seconds."
+        )
     drawn = np.random.default_rng(chosen.seed).choice(names, size=chosen.count, replace=False).tolist()
     print(f"{len(names)} files can be drawn; drawn: {', '.join(drawn)}", file=sys.stderr, flush=True)
     found = [compared(name, results[name], chosen.data) for name in drawn]

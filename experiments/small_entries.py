@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python experiments/small_entries.py --data DATA --results docs/results
 
-Writes a result file for every entry that has none of the full scale, and the table ``measured`` of ``costs.toml``:
-process seconds of the whole command with ``--jobs 1``, reading of the images included.
+Writes a result file for every entry that has none of the full scale that still counts, and the table ``measured`` of
+``costs.toml``: process seconds of the whole command with ``--jobs 1``, reading of the images included.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sfumato.experiments.papers.entries import papers
+from sfumato.experiments.results import ResultSet
 
 COSTS = Path(__file__).parents[1] / "src" / "sfumato" / "experiments" / "papers" / "costs.toml"
 TABLE = re.compile(r"(\[measured\]\n).*?(\n# Device memory)", re.DOTALL)
@@ -29,9 +30,10 @@ def children_seconds() -> float:
 
 
 def run_entry(paper: str, entry: str, data: str, results: Path) -> float:
-    """Seconds of one command; its result is kept where there is none of the full scale."""
+    """Seconds of one command; its result is kept where there is none of the full scale that still counts."""
     words = ["reproduce", paper, entry, "--scale", "small", "--data", data, "--jobs", "1", "--device", "cpu"]
-    if not (results / f"{paper}-{entry}-full.json").exists():
+    full = results / f"{paper}-{entry}-full.json"
+    if not full.exists() or ResultSet.load(full).superseded:
         words += ["--results", str(results)]
     before = children_seconds()
     with TemporaryDirectory() as folder:

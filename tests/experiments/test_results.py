@@ -89,8 +89,8 @@ def test_a_changed_value_of_a_file_changes_the_table(path: Path, region: re.Matc
     assert region_table(selector, other) != region["body"]
 
 
-PAGES = [path for path in documentation_pages(ROOT) if path.stem != "reproduction"]
-"""The page of reproductions is rendered as a whole, and compared by the test of the catalogue."""
+PAGES = [path for path in documentation_pages(ROOT) if path.stem not in ("reproduction", "web")]
+"""Those two are rendered as a whole, and compared by the tests of the catalogue and of the local page."""
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

@@ -49,6 +49,8 @@ def list_command(
 
     from sfumato.experiments.datasets import DatasetLocator
     from sfumato.experiments.papers.catalogue import catalogue, duration_text
+    from sfumato.experiments.results import load_results
+    from sfumato.report.paper_page import by_entry, state_counts
 
     items = catalogue(DatasetLocator.of(data or []))
     if as_json:
@@ -73,6 +75,8 @@ def list_command(
     measured = "measured on one core" if all(item.measured for item in items) else "an estimate"
     say(f"{len(items)} entries. The cost of the small scale is {measured}, that of")
     say(f"the full scale an estimate for this machine's {items[0].device}.")
+    if RESULTS.is_dir():
+        say(f"By {RESULTS}: {state_counts(by_entry(list(load_results(RESULTS).values())))}.")
 
 
 @reproduce_app.command("page")

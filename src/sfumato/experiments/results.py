@@ -106,6 +106,11 @@ class ResultSet:
     rows: tuple[ResultRow, ...]
     failed: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def superseded(self) -> bool:
+        """Whether none of its numbers counts any more: such a file is as good as none."""
+        return bool(self.rows) and all(row.superseded for row in self.rows)
+
     def to_json(self) -> dict[str, Any]:
         """JSON-ready, with the notice first."""
         return {"notice": NOTICE, "format": FORMAT, **asdict(self)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from sfumato.experiments.datasets import datasets
@@ -42,17 +43,9 @@ def page(results: Mapping[str, ResultSet]) -> str:
     """The page, from result files by the name of their entry and their scale (``dp-lflow table-1 full``)."""
     known = papers()
     count = sum(len(paper.entries) for paper in known.values())
-    states = {
-        entry_name(paper, entry): _state(paper, entry, results)
-        for paper in known.values()
-        for entry in paper.entries.values()
-    }
-    numbers = {state: sum(found == state for found in states.values()) for state in set(states.values())}
+    states = _states(results)
     parts = [_HEAD.format(count=count)]
-    parts.append(
-        f"**State.** {count} entries; {numbers.get('full', 0)} run at full scale, {numbers.get('part', 0)} in part, "
-        f"{numbers.get('small', 0)} at small scale only, {numbers.get('', 0)} not run.\n"
-    )
+    parts.append(f"**State.** {count} entries; {state_counts(results)}.\n")
     rows = [
         (f"`{name}`", paper.entries[name.split()[1]].title, _words(state), _reasons(paper.entries[name.split()[1]]))
         for paper in known.values()
@@ -72,9 +65,27 @@ def page(results: Mapping[str, ResultSet]) -> str:
     return "\n".join(parts)
 
 
+def state_counts(results: Mapping[str, ResultSet]) -> str:
+    """How many entries were run, at which scale."""
+    counts = Counter(_states(results).values())
+    return (
+        f"{counts['full']} run at full scale, {counts['part']} in part, {counts['small']} at small scale only, "
+        f"{counts['']} not run"
+    )
+
+
 def by_entry(results: Sequence[ResultSet]) -> dict[str, ResultSet]:
-    """The papers' results, by entry and scale."""
-    return {f"{result.name} {result.scale}": result for result in results if " " in result.name}
+    """The papers' results, by entry and scale, without those of which no number counts any more."""
+    current = [result for result in results if " " in result.name and not result.superseded]
+    return {f"{result.name} {result.scale}": result for result in current}
+
+
+def _states(results: Mapping[str, ResultSet]) -> dict[str, str]:
+    return {
+        entry_name(paper, entry): _state(paper, entry, results)
+        for paper in papers().values()
+        for entry in paper.entries.values()
+    }
 
 
 def _state(paper: Paper, entry: Entry, results: Mapping[str, ResultSet]) -> str:
@@ -84,7 +95,7 @@ def _state(paper: Paper, entry: Entry, results: Mapping[str, ResultSet]) -> str:
         return "small" if f"{name} small" in results else ""
     rows = compared(paper, entry, full.rows)
     wanted = [row for row in rows if row.setting.method or row.setting.baseline or entry.computation]
-    return "full" if all(row.ours is not None for row in wanted) else "part"
+    return "full" if all(row.ours is not None and not row.ours.superseded for row in wanted) else "part"
 
 
 def _words(state: str) -> str:
