@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent
 FILES = sorted(ROOT.rglob("test_*.py"))
+MUTANTS = tomllib.loads((ROOT.parent / "mutants" / "chosen.toml").read_text(encoding="utf-8"))["mutant"]
 
 
 def faults(source: str) -> Iterator[str]:
@@ -57,3 +59,12 @@ def test_every_assertion_can_fail(path: Path) -> None:
 def test_a_fault_is_found(source: str) -> None:
     assert list(faults(source))
     assert list(empty_tests("def test_nothing():\n    '''It says much.'''\n    pass\n"))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant["defect"])
+def test_a_planted_defect_applies_and_its_test_exists(mutant: dict[str, str]) -> None:
+    source = (ROOT.parent / "src" / "sfumato" / mutant["file"]).read_text(encoding="utf-8")
+    assert source.count(mutant["old"]) == 1 and mutant["old"] != mutant["new"]
+    file, _, name = mutant["test"].partition("::")
+    functions = ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+    assert name.partition("[")[0] in {one.name for one in functions if isinstance(one, ast.FunctionDef)}

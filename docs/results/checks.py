@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PAGES = (HERE / "checks.md", HERE / "engine.md")
+PAGES = (HERE / "checks.md", HERE / "engine.md", HERE / "audits.md")
 REGION = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 SHOWN = 8
 
@@ -78,6 +78,18 @@ def kills() -> str:
     return f"{counts}; {found['unsound']} were unsound.\n\n{table}"
 
 
+def replay() -> str:
+    """Every certified variant, small and at its real schedule."""
+    found, rows = load("replay"), []
+    for row in found["rows"]:
+        moved = [f"{where} {value:.6f}" for where, value in row["small"]["movement"].items()]
+        flagged = [name for name in ("small", "real") if row[name]["flagged"]]
+        pairs = (row["small"]["pairs"] + row["small"]["search_tried"], row["real"]["pairs"])
+        rows.append((row["method"], row["variant"], *pairs, ", ".join(flagged) or "nothing", "; ".join(moved)))
+    head = ("method", "variant", "pairs, small", "pairs, real schedule", "flagged", "largest movement ÷ paid for, small")
+    return lines(head, rows)
+
+
 def gradients() -> str:
     """Every contender of a benchmark."""
     rows = [
@@ -110,6 +122,7 @@ def profiles() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "exactness": exactness,
     "kills": kills,
+    "replay": replay,
     "gradients": gradients,
     "profiles": profiles,
 }

@@ -66,3 +66,12 @@ def test_the_removed_units_coin_comes_up_in_every_pair() -> None:
     private = worst_case_images(size=8)
     chosen = participants(ControlMethod(sampling_rate=0.1, steps=3), private, BUDGET, seed=0)
     assert 0 < len(chosen) < 40
+
+
+def test_a_release_that_cannot_be_sampled_in_a_fresh_process_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*given: object) -> list[str]:
+        raise RuntimeError("the release cannot be loaded")
+
+    monkeypatch.setattr("sfumato.audit.replay.fresh_samples", failing)
+    found = replay(ControlMethod(), worst_case_images(), budget=BUDGET, pairs=1, fresh_process=True)
+    assert [str(one) for one in found.findings if "fresh process" in str(one) and "RuntimeError" in str(one)]

@@ -171,7 +171,7 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
         )
 
 
-@pytest.mark.parametrize("name", ["checks.md", "engine.md"])
+@pytest.mark.parametrize("name", ["audits.md", "checks.md", "engine.md"])
 def test_the_tables_of_the_checks_are_those_of_the_result_files(name: str) -> None:
     """Written by: python docs/results/checks.py"""
     module = script("docs/results/checks.py")

@@ -1,4 +1,4 @@
-"""Defects that earlier tests did not find when they were planted; ``mutants/chosen.py`` plants them again."""
+"""Defects that earlier tests did not find when they were planted; ``mutants/chosen.toml`` plants them again."""
 
 from __future__ import annotations
 

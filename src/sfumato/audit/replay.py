@@ -155,8 +155,12 @@ def _compare(first: _Run, other: _Run, result: Replay) -> None:
 
 def _compare_fresh(method: Method, runs: Sequence[_Run], result: Replay) -> None:
     with tempfile.TemporaryDirectory() as temporary:
-        folders = [run.release.save(Path(temporary) / str(place)) for place, run in enumerate(runs)]
-        drawn = fresh_samples(method, folders)
+        try:
+            folders = [run.release.save(Path(temporary) / str(place)) for place, run in enumerate(runs)]
+            drawn = fresh_samples(method, folders)
+        except Exception as error:
+            result.add("same samples", "fresh process", f"saving or sampling raised {type(error).__name__}")
+            return
     if any(one != drawn[0] for one in drawn):
         result.add("same samples", "fresh process", "samples from the saved releases differ")
     if any(one != run.samples for one, run in zip(drawn, runs, strict=True)):

@@ -23,7 +23,7 @@ def ledger(
     create: Annotated[bool, typer.Option("--create", help="Start a ledger for several runs.")] = False,
     budget: BudgetOptions,
     release: Annotated[
-        Path | None, typer.Option(help="Check that this release's spending is on the ledger, and its signature.")
+        Path | None, typer.Option(help="Compare this release's card with the ledger, and check its signature.")
     ] = None,
     key: Annotated[Path | None, typer.Option(help="The public ed25519 key (PEM) that must have signed it.")] = None,
     sign: Annotated[Path | None, typer.Option(help="Sign the release with this ed25519 key (PEM).")] = None,
@@ -31,7 +31,7 @@ def ledger(
 ) -> None:
     """Show, verify or create a collection's ledger.
 
-    Exit status 1 if the release's spending is not on the ledger, or its signature does not hold.
+    Exit status 1 if the release's card states what the ledger does not bear out, or its signature does not hold.
     """
     from sfumato.privacy import Ledger
 
@@ -48,7 +48,7 @@ def ledger(
         print_json(facts)
     else:
         _say(facts, release)
-    if facts.get("holds_release") is False or facts.get("signature_error"):
+    if facts.get("disagreements") or facts.get("signature_error"):
         raise typer.Exit(1)
 
 
@@ -68,12 +68,15 @@ def _facts(found: Ledger, release: Path | None, key: Path | None, sign: Path | N
         "verified": True,
     }
     if release is not None:
+        from sfumato.release.card import Card
+        from sfumato.release.verification import disagreements
         from sfumato.training.run_folder import release_folder
 
         folder = release_folder(release)
-        head = json.loads((folder / "card.json").read_text())["ledger_head"]
-        facts["holds_release"] = found.holds(head["length"], head["hash"])
-        if sign is not None and facts["holds_release"]:
+        card = Card.from_json(json.loads((folder / "card.json").read_text(encoding="utf-8")))
+        facts["holds_release"] = found.holds(card.ledger_head.length, card.ledger_head.hash)
+        facts["disagreements"] = disagreements(card, found)
+        if sign is not None and not facts["disagreements"]:
             signing_key(sign).sign(folder)  # type: ignore[union-attr]
         facts |= _signature(folder, key)
     return facts
@@ -98,10 +101,10 @@ def _say(facts: dict[str, Any], release: Path | None) -> None:
     print_table(QUERY_HEADINGS, query_rows(facts["events"]))
     for run in facts["runs"]:
         say(f"run {run['run']}: {run['method']} {run['variant']}, {run['time']}")
-    if facts.get("holds_release") is True:
-        say(f"The spending of {release} is on this ledger.")
-    elif facts.get("holds_release") is False:
-        say(f"The spending of {release} is NOT on this ledger.")
+    if release is not None and not facts["disagreements"]:
+        say(f"The spending of {release} is on this ledger, and its card says what the ledger says.")
+    for reason in facts.get("disagreements", ()):
+        say(f"{release} does NOT fit this ledger: {reason}.")
     if facts.get("signature_error"):
         say(f"The signature does NOT hold: {facts['signature_error']}.")
     elif facts.get("signed_by"):
