@@ -26,7 +26,8 @@ EPSILON = {"published": "30"}
 
 def replayed(method: str, variant: str, options: tuple[str, ...]) -> dict[str, Any]:
     """What a command prints as JSON; status 1 means that something was flagged, which is a result."""
-    words = ["audit", "replay", method, "--variant", variant, *options, "--epsilon", EPSILON.get(variant, "3"), "--json"]
+    words = ["audit", "replay", method, "--variant", variant, *options, "--json"]
+    words += ["--epsilon", EPSILON.get(variant, "3")]
     done = subprocess.run([sys.executable, "-m", "sfumato", *words], capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1) or not done.stdout:
         raise RuntimeError(f"sfumato {' '.join(words)}\n{done.stderr}")

@@ -35,6 +35,9 @@ def evaluate_command(
     real_validation: Annotated[
         Path | None, typer.Option(help="bench: real images to pick an epoch on, as DPImageBench does.")
     ] = None,
+    public: Annotated[
+        Path | None, typer.Option(help="Count real training images that are also in this collection, which is public.")
+    ] = None,
     reading: ReadingOptions,
     protocol: Annotated[str, typer.Option(help="sinkhorn, dppm, dpdm, bench or bench-cifar.")] = "sinkhorn",
     json_file: Annotated[
@@ -69,6 +72,7 @@ def evaluate_command(
     """
     from sfumato.evaluation.cache import default_folder
     from sfumato.evaluation.evaluate import evaluate
+    from sfumato.evaluation.memorisation import shared_images
     from sfumato.evaluation.protocols import protocol_named
     from sfumato.evaluation.side_by_side import write_side_by_side
     from sfumato.training.distributed import process_group
@@ -85,6 +89,7 @@ def evaluate_command(
         sets = [_synthetic(path, reading) for path in synthetic]
         reading = _like(sets[0], reading)
         train, test = _real_images(real, real_test, held_out, reading, bar)
+        shared = None if public is None else shared_images(train.pixels, _read(public, reading).pixels)
         result = evaluate(
             sets,
             train,
@@ -112,6 +117,8 @@ def evaluate_command(
     if side_by_side is not None:
         write_side_by_side(side_by_side, sets[0], train)
     print_result(result)
+    if shared is not None:
+        say(f"real training images that are also in the public collection, pixel by pixel (internal): {shared:,}")
     if into is not None:
         say(f"Written: {into}; 'sfumato report {run}' makes the pages")
 
