@@ -90,6 +90,18 @@ def replay() -> str:
     return lines(head, rows)
 
 
+def filter_cost() -> str:
+    """What plans cost by the accountant of one run and by the filter for several."""
+    rows = [
+        (row["method"], f"{row['limit']:g}", row["order"])
+        + tuple(f"{row[name]:.2f}" for name in ("one", "one_filtered", "two", "two_filtered"))
+        for row in load("filter")["rows"]
+    ]
+    whole, halves = "one run with the whole limit", "two runs with half of it each"
+    head = ("method", "limit ε", "order α", f"{whole}: PLD", "filter", f"{halves}: PLD", "filter")
+    return lines(head, rows)
+
+
 def gradients() -> str:
     """Every contender of a benchmark."""
     rows = [
@@ -123,6 +135,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exactness": exactness,
     "kills": kills,
     "replay": replay,
+    "filter": filter_cost,
     "gradients": gradients,
     "profiles": profiles,
 }

@@ -44,7 +44,7 @@ class Neighbours:
 
 
 def shared_images(private: np.ndarray, public: np.ndarray) -> int:
-    """How many of the private images are also in a public collection, pixel by pixel; both as uint8 ``[N, C, H, W]``."""
+    """How many private images are also in a public collection, pixel by pixel; both are uint8 ``[N, C, H, W]``."""
     known = {image.tobytes() for image in public}
     return sum(image.tobytes() in known for image in private)
 
