@@ -141,3 +141,8 @@ def merge(uses: list[Contribution]) -> Contribution:
 def working(dtype: torch.dtype) -> torch.dtype:
     """The dtype sums are formed in: operands in half precision are summed in float32, which holds them exactly."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor that is not above ``most``."""
+    return next(size for size in range(min(number, most), 0, -1) if number % size == 0)

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from sfumato.privacy.gradients.contribution import BLOCK, Contribution, add, in_blocks, working
+from sfumato.privacy.gradients.contribution import BLOCK, Contribution, add, in_blocks, largest_divisor, working
 from sfumato.privacy.gradients.fixed_point import EXACT_UNITS, FRACTION_BITS, MOST_SPREAD
 
 _SCALE = 2.0 ** (FRACTION_BITS // 2)
@@ -45,7 +45,7 @@ class GhostClipping(Contribution):
         if self.a.shape[1] == 1:
             return spread, spread
         # Blocks of equal size: a product of another shape may be rounded otherwise.
-        size = _divisor(len(self.a), self._block) if in_blocks(self.a) else len(self.a)
+        size = largest_divisor(len(self.a), self._block) if in_blocks(self.a) else len(self.a)
         squares = [_gram_product(a, b) for a, b in zip(self.a.split(size), self.b.split(size), strict=True)]
         # Rounding may leave a vanishing square a hair below zero; NaN must stay NaN, so no clamp to a number.
         return torch.cat(squares).abs().sqrt(), spread
@@ -72,11 +72,6 @@ class GhostClipping(Contribution):
                 part.addmm_(right.t(), left)
             total.add_(part.flatten().to(torch.int64))
         return total[None]
-
-
-def _divisor(number: int, most: int) -> int:
-    """The largest divisor that is not above ``most``."""
-    return next(size for size in range(min(number, most), 0, -1) if number % size == 0)
 
 
 def _gram_product(a: Tensor, b: Tensor) -> Tensor:
