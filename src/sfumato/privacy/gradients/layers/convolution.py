@@ -6,6 +6,7 @@ exchanged roles; one class serves both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,13 +26,16 @@ from sfumato.privacy.gradients.contribution import (
 from sfumato.privacy.gradients.errors import UntracedUse
 from sfumato.privacy.gradients.ghost import outer_products
 from sfumato.privacy.gradients.layers.linear import split
-from sfumato.privacy.gradients.per_record import Reordered, prefers_ghost, weight_gradients
+from sfumato.privacy.gradients.per_record import Reordered, weight_gradients
 from sfumato.privacy.gradients.tracing import RULES, Layer, Record, Tracked, autocast_dtype, see_product
 
 Pair = tuple[int, int]
 
-CACHED = 1 << 20
-"""Numbers of patches that are written out at a time on a CPU."""
+_MANY_POSITIONS = 32
+"""Positions of a unit from which a grouped convolution is faster on a CPU than a product of patches."""
+
+_CACHED = 1 << 20
+"""Numbers that a grouped convolution writes at a time."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,11 @@ def _pair(value: Any) -> Pair:
     return (values[0], values[0]) if len(values) == 1 else (values[0], values[1])
 
 
-def shifted(x: Tensor, *, kernel: Pair, places: Pair, geometry: Geometry) -> list[Tensor]:
-    """``[rows, channels, H, W]`` → for each tap of the kernel the pixels under it, ``[rows, *places, channels]``."""
+def patches(x: Tensor, *, kernel: Pair, places: Pair, geometry: Geometry) -> Tensor:
+    """``[rows, channels, H, W] → [rows, places, kernel · channels]``, written out once, channels last.
+
+    ``torch.nn.functional.unfold`` does the same one image at a time on a GPU.
+    """
     (top, left), (down, right), (high, wide) = geometry.padding, geometry.stride, geometry.dilation
     reach = ((places[0] - 1) * down + 1, (places[1] - 1) * right + 1)
     needed = (reach[0] + high * (kernel[0] - 1), reach[1] + wide * (kernel[1] - 1))
@@ -62,34 +69,12 @@ def shifted(x: Tensor, *, kernel: Pair, places: Pair, geometry: Geometry) -> lis
     x = x.permute(0, 2, 3, 1)
     if top or left or below or beside:
         x = functional.pad(x, (0, 0, left, beside, top, below))
-    return [
+    shifted = [
         x[:, i * high : i * high + reach[0] : down, j * wide : j * wide + reach[1] : right]
         for i in range(kernel[0])
         for j in range(kernel[1])
     ]
-
-
-def patches(taps: list[Tensor]) -> Tensor:
-    """``[rows, places, kernel · channels]``, written out once; ``unfold`` takes one image at a time on a GPU."""
-    return torch.cat(taps, dim=3).flatten(1, 2)
-
-
-def patch_products(taps: list[Tensor], b: Tensor) -> Tensor:
-    """Each unit's Σ_t b_t a_tᵀ over its patches a, a few units at a time: patches stay in a CPU's cache.
-
-    Every piece has the same number of units, so that all of them meet the same kernels.
-    """
-    units, inner = len(b), sum(tap.shape[3] for tap in taps)
-    numbers = b.shape[1] * inner
-    piece = largest_divisor(units, max(1, CACHED // numbers))
-    rows = piece * len(taps[0]) // units
-    written = b.new_empty(rows, *taps[0].shape[1:3], inner)
-    found = b.new_empty(units, b.shape[2], inner)
-    for number in range(units // piece):
-        own = slice(number * piece, (number + 1) * piece)
-        torch.cat([tap[number * rows : (number + 1) * rows] for tap in taps], dim=3, out=written)
-        torch.bmm(b[own].transpose(1, 2), written.view(piece, -1, inner), out=found[own])
-    return found.flatten(1)
+    return torch.cat(shifted, dim=3).flatten(1, 2)
 
 
 def side_by_side(x: Tensor, stack: int) -> Tensor:
@@ -106,12 +91,35 @@ def one_after_another(x: Tensor, stack: int) -> Tensor:
     return x.view(x.shape[0], stack, -1, *x.shape[2:]).transpose(0, 1).flatten(0, 1)
 
 
+def grouped_gradients(x: Tensor, gradient: Tensor, *, layer: Convolution, units: int) -> Tensor:
+    """Each unit's weight gradient, ``[units, numel]``: units are groups of one convolution, and its draws the batch.
+
+    A few units at a time, so that what is written stays in the cache. Every piece has the same number of units, so that
+    all of them meet the same kernels.
+    """
+    g, shape = layer.geometry, (len(layer.weight) // layer.stack, *layer.weight.shape[1:])
+    numel = math.prod(shape)
+    piece = largest_divisor(units, max(1, _CACHED // numel))
+    rows = piece * len(x) // units
+    weight, found = x.new_empty(piece * shape[0], *shape[1:]), x.new_empty(units, numel)
+    settings = (g.stride, g.padding, g.dilation, g.transposed, g.output_padding, g.groups * piece)
+    for number in range(units // piece):
+        own = slice(number * rows, (number + 1) * rows)
+        beside = (side_by_side(tensor[own], piece) for tensor in (gradient, x))
+        _, part, _ = torch.ops.aten.convolution_backward(*beside, weight, None, *settings, [False, True, False])
+        found[number * piece : (number + 1) * piece] = part.view(piece, numel)
+    return found
+
+
 def convolution_weight(x: Tensor, gradient: Tensor, *, layer: Convolution, units: int, stack: int) -> Contribution:
     """The weight's gradients; ``wide`` is the tensor patches are cut from, ``narrow`` has a value for each place."""
     geometry, (height, width) = layer.geometry, layer.weight.shape[2:]
     wide, narrow = (gradient, x) if geometry.transposed else (x, gradient)
     places: Pair = (narrow.shape[2], narrow.shape[3])
-    pixels = shifted(wide, kernel=(height, width), places=places, geometry=geometry)
+    positions = len(x) // units * math.prod(places)
+    if in_blocks(x) and x.dtype == torch.float32 and positions >= _MANY_POSITIONS:
+        return PerExample(grouped_gradients(x, gradient, layer=layer, units=units), stack=stack)
+    a = patches(wide, kernel=(height, width), places=places, geometry=geometry)
     b = narrow.permute(0, 2, 3, 1).flatten(1, 2)
     taps, groups = height * width, geometry.groups
     inner, outer = wide.shape[1] // groups, narrow.shape[1] // groups
@@ -121,17 +129,9 @@ def convolution_weight(x: Tensor, gradient: Tensor, *, layer: Convolution, units
         return found.view(-1, groups * outer, taps, inner).transpose(2, 3).flatten(1)
 
     if groups == 1:
-        b = b.reshape(units, -1, outer)
-        shape = {"positions": b.shape[1], "inner": taps * inner, "outer": outer}
-        if in_blocks(b) and b.shape[1] > 1 and not prefers_ghost(**shape, dtype=b.dtype, device=b.device):
-            return Reordered(PerExample(patch_products(pixels, b), stack=stack), order)
-        return Reordered(weight_gradients(patches(pixels).reshape(units, -1, taps * inner), b, stack=stack), order)
-    a = (
-        patches(pixels)
-        .reshape(units, -1, taps, groups, inner)
-        .permute(0, 3, 1, 2, 4)
-        .reshape(units * groups, -1, taps * inner)
-    )
+        a, b = a.reshape(units, -1, taps * inner), b.reshape(units, -1, outer)
+        return Reordered(weight_gradients(a, b, stack=stack), order)
+    a = a.reshape(units, -1, taps, groups, inner).permute(0, 3, 1, 2, 4).reshape(units * groups, -1, taps * inner)
     b = b.reshape(units, -1, groups, outer).permute(0, 2, 1, 3).reshape(units * groups, -1, outer)
     return Reordered(PerExample(outer_products(a, b).view(units, -1), stack=stack), order)
 
