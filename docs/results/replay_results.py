@@ -19,7 +19,7 @@ from sfumato.experiments.results import current_commit
 from sfumato.methods import METHODS, find
 
 HERE = Path(__file__).parent
-SMALL, REAL = ("--pairs", "10", "--search", "10"), ("--full", "2")
+SMALL, REAL = ("--pairs", "3", "--search", "3"), ("--full", "2")
 EPSILON = {"published": "30"}
 """Variants whose noise is fixed need a larger budget."""
 
