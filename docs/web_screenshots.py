@@ -19,7 +19,7 @@ from web.served import Served, choose, chromium, served, write_digits
 
 IMAGES = Path(__file__).parent / "images"
 SETTINGS = "features=1000 iterations=2500 batch_size=100 learning_rate=0.003 length_scale=5"
-SIZES = {"desktop": (960, 1300), "phone": (375, 1250)}
+SIZES = {"desktop": (960, 1450), "phone": (375, 1250)}
 RUN = "digits-at-2"
 
 
