@@ -68,6 +68,12 @@ def test_the_ledger_and_the_review_are_found_without_jobs(server: Live) -> None:
     assert jobs_of(server).all()[0].collection == collection(server)
 
 
+def test_a_run_whose_facts_are_damaged_spoils_no_other_page(server: Live) -> None:
+    (server.folder / "runs" / "one" / "internal" / "run.json").write_text("{")
+    assert server.get("/").status == server.get("/runs/one").status == 200
+    assert "cannot be checked" in server.get("/runs/one/release").text
+
+
 @pytest.mark.parametrize("damage", ["edited", "removed", "outside"])
 def test_a_ledger_that_cannot_be_read_is_told_in_a_sentence(server: Live, damage: str) -> None:
     ledger = ledger_at(server, collection(server))

@@ -97,6 +97,13 @@ def test_a_job_that_is_done_is_not_repeated(server: Live) -> None:
     assert len([job for job in jobs_of(server).all() if job.kind == "plan"]) == 1
 
 
+def test_an_inspection_for_a_plan_that_is_tried_again_leads_to_its_own_plan(server: Live) -> None:
+    job = job_at(server, planned(server, inspected(server), unit="person", person_column="who"))
+    finish(jobs_of(server), job, "failed", number=0, code=1)
+    again = job_at(server, go_on(server, job))
+    assert again.commands == job.commands and again.next == f"/plans/{again.id}" and again.choices == job.choices
+
+
 def test_the_choices_of_a_failed_training_are_kept(server: Live) -> None:
     plan = planned(server, inspected(server), size="16", skip_bad="on", epsilon_stop="5").headers["Location"]
     wanted = {"run": "one", "settings": "features=50", "method": "dp-merf", "limit": "9"}
@@ -106,7 +113,9 @@ def test_the_choices_of_a_failed_training_are_kept(server: Live) -> None:
     assert f"{plan}?training={job.id}" in text
     form = server.get(f"{plan}?training={job.id}").text
     assert 'value="features=50"' in form and 'name="run" value="one"' in form
-    assert 'value="dp-merf" checked' in form and 'name="hold_out">' in form
+    assert 'value="dp-merf" checked' in form and 'name="hold_out">' in form and 'value="9.0"' in form
+    _new(server.folder / "runs" / "one")
+    assert 'name="run" value="one-2"' in server.get(f"{plan}?training={job.id}").text
     choices = server.get(f"/collections/{job.collection}?choices={job.id}").text
     assert 'name="size" inputmode="numeric" value="16"' in choices
     assert 'name="skip_bad" checked' in choices and 'step="1" value="5"' in choices

@@ -136,13 +136,20 @@ def proposed_fields(inspection: Mapping[str, Any], *, unit: str | None, delta: f
     return {**fields, "purpose": PURPOSES[0].key, "epsilon_stop": str(EPSILONS.index(PURPOSES[0].epsilon))}
 
 
-def training_fields(command: Sequence[str], run: str) -> dict[str, str]:
-    """The fields of the form from which a training was started."""
-    words = [word.partition("=")[::2] for word in command]
-    fields = {key.removeprefix("--"): value for key, value in words if key == "--method"}
-    fields["settings"] = " ".join(value for key, value in words if key == "--set")
-    held_out = {"hold_out": "on"} if any(key == "--hold-out" for key, _ in words) else {}
-    return {**fields, **held_out, "run": run}
+def training_fields(commands: Sequence[Sequence[str]], run: str) -> dict[str, str]:
+    """The fields of the form from which the commands of a training were made."""
+    fields = {"run": run, "settings": ""}
+    for command in commands:
+        for key, _, value in (word.partition("=") for word in command):
+            if (command[0], key) == ("ledger", "--epsilon"):
+                fields["limit"] = value
+            elif key == "--set":
+                fields["settings"] = f"{fields['settings']} {value}".strip()
+            elif key == "--method":
+                fields["method"] = value
+            elif key == "--hold-out":
+                fields["hold_out"] = "on"
+    return fields
 
 
 def suggested(next_command: str) -> dict[str, str]:

@@ -188,9 +188,18 @@ def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> Ru
             card = RunFolder(path).card()
         except (ValueError, KeyError, TypeError):
             state = "damaged"
-    facts = read_json(path / "internal" / "run.json") or {}
+    facts = _facts(path)
     collection = job.collection if job is not None else workspace.chosen(Path(facts.get("data", "")))
     return RunSummary(name, path, job, state, card, facts, collection)
+
+
+def _facts(run: Path) -> dict[str, Any]:
+    """What the command wrote down when the run was begun; empty where it cannot be read."""
+    try:
+        found = read_json(run / "internal" / "run.json")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def ledger_of(workspace: Workspace, run: RunSummary) -> Path | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
@@ -95,10 +97,12 @@ class Forms:
         return None
 
     def fields_of(self, training: str) -> dict[str, str]:
-        """The fields of the form from which a training was started."""
+        """The fields of the form from which a training was started, with another name if its run has begun."""
         found = self.jobs.find(training)
-        command = next((one for one in found.commands if one[0] == "train"), ())
-        return training_fields(command, found.run or "")
+        run = found.run or "run"
+        names = itertools.chain([run], (f"{run}-{number}" for number in itertools.count(2)))
+        free = next(name for name in names if not (self.workspace.folder / "runs" / name).exists())
+        return training_fields(found.commands, free)
 
 
 _COLUMNS = {"image-column": "image_column", "label-column": "label_column"}
