@@ -82,7 +82,7 @@ def measure_load(root: Path, *, streams: int, seconds: float, rounds: int) -> di
         plan = client.post(f"{collection}/plan", **FORM)
         settings = "steps=100000 sampling_rate=0.02"
         job = client.post(f"{plan}/train", method="dp-vae", run="load", settings=settings, limit="1")
-        ledger = next((root / "sfumato" / "ledgers").glob("*.jsonl"))
+        ledger = root / "sfumato" / "ledgers" / f"{collection.rpartition('/')[2]}.jsonl"
         while charges(ledger) < 20:
             time.sleep(0.5)
         quiet, busy, traffic = [], [], Traffic()
@@ -118,7 +118,7 @@ class Traffic:
 
 
 def charges(ledger: Path) -> int:
-    return ledger.read_bytes().count(b"\n")
+    return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
 
 
 def steps_per_second(ledger: Path, work: Callable[[], object]) -> float:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from playwright.sync_api import Page
 from web.served import Served, choose, chromium, served, write_digits
 
 IMAGES = Path(__file__).parent / "images"
-SETTINGS = "features=1000 iterations=4000 batch_size=100 learning_rate=0.003 length_scale=5"
-SIZES = {"desktop": (960, 1300), "phone": (375, 1250)}
+SETTINGS = "features=1000 iterations=2500 batch_size=100 learning_rate=0.003 length_scale=5"
+SIZES = {"desktop": (960, 1450), "phone": (375, 1250)}
 RUN = "digits-at-2"
 
 
@@ -55,23 +56,28 @@ def take(page: Page, address: str, name: str, kind: str) -> None:
 
 
 def make_run(page: Page, server: Served) -> None:
-    """The way up to the review."""
+    """The way up to the review.
+
+    Buttons are pressed by the keyboard: a click directly after scrolling can be delivered to the frame that was at that
+    place before.
+    """
     choose(page, "digits.npz")
     page.locator("#epsilon").press("ArrowRight")
-    page.get_by_role("button", name="Show the plan").click()
+    page.get_by_role("button", name="Show the plan").press("Enter")
     page.wait_for_url("**/plans/*")
     page.get_by_role("radio", name="dp-merf").check()
     page.get_by_label("name of the run").fill(RUN)
     page.get_by_label("settings").fill(SETTINGS)
     page.get_by_label("limit").fill("4")
-    page.get_by_role("button", name="Start the training").click()
+    page.get_by_role("button", name="Start the training").press("Enter")
     page.wait_for_url("**/jobs/*")
-    page.locator("#preview-picture").wait_for()
+    # The first samples are those of the first step, in which nothing can be seen yet.
+    page.locator("#preview-note", has_text=re.compile(r"After (?!1 of)")).wait_for()
     for kind in SIZES:
         take(page, page.url, "training", kind)
     page.wait_for_url(f"**/runs/{RUN}")
     for button in ("Compare with the real images", "Run the audits"):
-        page.get_by_role("button", name=button).click()
+        page.get_by_role("button", name=button).press("Enter")
         page.wait_for_url("**/jobs/*")
         page.wait_for_url(f"**/runs/{RUN}")
 

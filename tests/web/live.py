@@ -64,7 +64,7 @@ class Live:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.send(body)
             answer = connection.getresponse()
-            return Answer(answer.status, answer.headers, answer.read().decode())
+            return Answer(answer.status, answer.headers, answer.read().decode(errors="replace"))
         finally:
             connection.close()
 

@@ -94,5 +94,5 @@ def write_zip(path: Path, count: int, classes: Sequence[str]) -> Path:
 def choose(page: Page, name: str) -> None:
     """From the list of files to the inspected collection."""
     page.goto(page.url.split("/", 3)[0] + "//" + page.url.split("/", 3)[2] + "/browse")
-    page.get_by_role("button", name=f"Use {name}").click()
+    page.get_by_role("button", name=f"Use {name}").press("Enter")
     page.wait_for_url("**/collections/*")

@@ -241,7 +241,7 @@ def test_a_script_in_a_class_name_is_shown_as_text(tmp_path: Path) -> None:
         slug = Workspace((server.root,)).add_collection(server.root / "data")
         job = private_folder(server.folder / "jobs" / "20260101-000000-inspect-0")
         facts = {"id": job.name, "kind": "inspect", "title": name, "commands": [["inspect"]], "locks": []}
-        write_json(job / "job.json", {**facts, "collection": slug, "prepared": []}, private=True)
+        write_json(job / "job.json", {**facts, "collection": slug}, private=True)
         write_json(job / "status.json", {"state": "done"}, private=True)
         (job / "log").write_text(name)
         found = {"format": name, "images": 1, "bad_images": 0, "sizes": [], "colours": {name: 1}, "persons": 0}

@@ -133,6 +133,10 @@ def test_the_whole_way_by_keyboard_from_a_folder_to_an_exported_set(browser: Bro
         page.wait_for_url("**/release")
         with np.load(root / "sfumato" / "exports" / "first-1" / "images.npz") as exported:
             assert exported["images"].shape == (1000, 28, 28) and "at most a factor" in str(exported["sentence"])
+        with page.expect_download() as fetched:
+            press(page, "Download first-1", "link")
+        assert fetched.value.suggested_filename == "first-1.npz"
+        assert fetched.value.path().read_bytes() == (root / "sfumato/exports/first-1/images.npz").read_bytes()
         page.goto(server.address)
         check_page(page)
         assert re.search(r"ε 2 of 2 spent, 0 left|ε 1\.\d+ of 2 spent", page.locator("main").inner_text())

@@ -86,12 +86,15 @@ def train(
     allowed = budget.budget(persons=reading.names_persons, declared_size=declared_size, ledger=ledger)
     allowed.check_delta(declared_size)
     stated = noted(notes or [])
+    planned = None
     if method:
-        parameters.configured(method).plan(allowed)
+        planned = parameters.configured(method).plan(allowed)
     else:
         check_choosable(parameters, budget)
     run = Run(out, ledger=ledger)
-    world.from_first(lambda: run.check(resume=resume))
+    # With one of these options the plan is another one, which the Curator checks.
+    other = resume or minutes is not None or release_accuracy is not None
+    world.from_first(lambda: run.check(resume=resume, plan=None if other else planned))
     with ProgressBar() as progress:
         progress.report("reading the images", 0, 0)
         options = reading.for_reader()

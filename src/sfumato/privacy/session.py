@@ -167,7 +167,7 @@ class _Beginning:
                 "Give the ledger file of the run, or start a new run in another folder"
             )
         self._opened = given if isinstance(given, Ledger) else Ledger(given, limit=self._plan.budget)
-        _check_limit(self._opened, self._plan)
+        check_limit(self._opened, self._plan)
         return self._opened
 
     @property
@@ -231,7 +231,8 @@ def _planned(ledger: Ledger, started: Started, method: str, plan: Plan, facts: M
     return Plan(plan.budget, tuple(event for event in events if isinstance(event, SubsampledGaussian)))
 
 
-def _check_limit(ledger: Ledger, plan: Plan) -> None:
+def check_limit(ledger: Ledger, plan: Plan) -> None:
+    """Refuse a plan for another unit or δ than the ledger counts with."""
     limit, budget = ledger.limit, plan.budget
     if limit.delta != budget.delta or limit.unit != budget.unit:
         raise ValueError(

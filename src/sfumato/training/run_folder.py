@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.files import private_folder, write_json
-from sfumato.privacy import Ledger
+from sfumato.privacy import Ledger, Plan
+from sfumato.privacy.ledger import new_run_id
+from sfumato.privacy.session import check_limit
 from sfumato.release.release import Release
 from sfumato.release.signature import SigningKey
 from sfumato.training.checkpoint import FolderCheckpoint
@@ -34,8 +36,8 @@ class Run:
         self.ledger = Path(ledger) if ledger is not None else self.folder / "ledger.jsonl"
         self.checkpoint = FolderCheckpoint(self.internal / "checkpoint")
 
-    def check(self, *, resume: bool) -> None:
-        """Refuse a folder that cannot hold this run; nothing is written."""
+    def check(self, *, resume: bool, plan: Plan | None = None) -> None:
+        """Refuse a folder that cannot hold this run, and a plan that does not fit its ledger; nothing is written."""
         if self.release.exists():
             raise FileExistsError(f"{self.folder} holds a finished run; choose another --out")
         if self.folder.exists() and not self.folder.is_dir():
@@ -45,6 +47,10 @@ class Run:
                 raise FileNotFoundError(f"{self.folder} holds no run to resume")
         elif self.folder.exists() and any(self.folder.iterdir()):
             raise FileExistsError(f"{self.folder} is not empty; choose another --out, or --resume a stopped run")
+        if plan is not None and self.ledger.exists():
+            ledger = Ledger.read(self.ledger)
+            check_limit(ledger, plan)
+            ledger.reserve(new_run_id(), plan.events)
 
     def facts(self) -> dict[str, Any]:
         """The public facts that the run was begun with."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
+import shutil
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,15 +16,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from sfumato.privacy import Budget, Ledger
 from sfumato.web import commands, contents
-from sfumato.web.choices import Choices, Form, column_options, export_options, limit_option, run_name
+from sfumato.web.budgets import check_choices, check_training, new_limit
+from sfumato.web.choices import Choices, Form, column_options, export_options, run_name
+from sfumato.web.forms import Forms
 from sfumato.web.jobs import ACTIVE, FINAL, Job, Jobs
 from sfumato.web.plans import plan_facts, plans
 from sfumato.web.reviews import review_commands
 from sfumato.web.security import UPLOAD
-from sfumato.web.upload import Limits, receive, unpack
-from sfumato.web.workspace import Refused, Workspace
+from sfumato.web.upload import Limits, collection_in, receive, unpack
+from sfumato.web.workspace import NotThere, Refused, Workspace
 
 DEVICE = "device"
 JOBS_AT_ONCE = 20
@@ -39,6 +43,7 @@ def action_routes(workspace: Workspace, jobs: Jobs, limits: Limits) -> APIRouter
         "/jobs/{job}/resume": actions.resume,
         "/runs/{name}/review": actions.review,
         "/runs/{name}/audit": actions.audit,
+        "/runs/{name}/report": actions.report,
         "/runs/{name}/export": actions.export,
         UPLOAD: actions.upload,
     }
@@ -62,6 +67,8 @@ class Actions:
 
     def __init__(self, workspace: Workspace, jobs: Jobs, limits: Limits) -> None:
         self.workspace, self.jobs, self.limits = workspace, jobs, limits
+        self.forms = Forms(workspace, jobs)
+        self._starting = threading.Lock()
 
     def choose(self, request: Request) -> Response:
         """Choose a collection by its path, and inspect it."""
@@ -75,13 +82,20 @@ class Actions:
         name = unquote(request.headers.get("x-file-name", ""))[:200]
         try:
             await receive(request.stream(), archive, self.limits)
-            folder = await run_in_threadpool(unpack, archive, name, uploads, self.limits)
+            job = await run_in_threadpool(self._unpack, archive, name)
         except Refused as error:
             return JSONResponse({"error": str(error)}, 400)
         finally:
             archive.unlink(missing_ok=True)
-        job = await run_in_threadpool(self._inspect, str(folder))
         return JSONResponse({"next": f"/jobs/{job.id}"})
+
+    def _unpack(self, archive: Path, name: str) -> Job:
+        folder = unpack(archive, name, self.workspace.folder / "uploads", self.limits)
+        try:
+            return self._inspect(str(collection_in(folder)))
+        except Refused:
+            shutil.rmtree(folder)
+            raise
 
     def _inspect(self, text: str, columns: Sequence[str] = ()) -> Job:
         self._check_number()
@@ -92,13 +106,27 @@ class Actions:
         return self.jobs.start("inspect", title, [commands.inspect(path, columns)], collection=name, next=address)
 
     def plan(self, request: Request, name: str) -> Response:
-        """The plan of every method for what was chosen; it is there at once."""
+        """The plan of every method for what was chosen; it is there at once unless persons must be counted first."""
+        form = _form(request)
+        try:
+            return _to(self._planned(form, name))
+        except (Refused, NotThere) as error:
+            return self.forms.collection(request, name, fields=form, refusal=str(error))
+
+    def _planned(self, form: Form, name: str) -> str:
         self._check_number()
         found = contents.collection(self.workspace, self.jobs, name)
         if found.inspection is None:
             raise Refused("the collection was not inspected yet")
-        choices = Choices.from_form(_form(request), self.workspace)
-        facts = plan_facts(choices, found.inspection)
+        choices = Choices.from_form(form, self.workspace)
+        check_choices(found, choices)
+        inspection = contents.inspection_with_persons(self.jobs, name, choices.person_options())
+        if inspection is None:
+            command = commands.inspect(found.path, [*column_options(form), *choices.person_options()])
+            title, kept = f"The persons in {found.path.name}", choices.to_json()
+            job = self.jobs.start("inspect", title, [command], collection=name, choices=kept, next="/plans/{job}")
+            return f"/jobs/{job.id}"
+        facts = plan_facts(choices, inspection)
         job = self.jobs.record(
             "plan",
             f"Plans for {found.path.name} at ε {choices.epsilon:g}",
@@ -108,43 +136,42 @@ class Actions:
             choices=choices.to_json(),
             next="/plans/{job}",
         )
-        return _to(job.next)
+        return job.next
 
     def train(self, request: Request, job: str) -> Response:
         """A training of the method that was chosen from a plan; it waits until device and ledger are free."""
+        form = _form(request)
+        planned = self.forms.planned(job)
+        try:
+            with self._starting:
+                return _to(f"/jobs/{self._trained(form, planned).id}")
+        except (Refused, NotThere) as error:
+            return self.forms.plan(request, job, fields=form, refusal=str(error))
+
+    def _trained(self, form: Form, planned: Job) -> Job:
         self._check_number()
-        form, planned = _form(request), self.jobs.find(job)
-        if planned.kind != "plan" or planned.collection is None:
-            raise Refused("a training starts from a plan")
         choices, name = Choices.from_json(planned.choices), run_name(form, self.workspace)
         if any(one.run == name and self.jobs.state(one.id) in ACTIVE for one in self.jobs.all()):
             raise Refused(f"a run {name} is waiting or running; choose another name")
-        path, run = self.workspace.collection(planned.collection), self.workspace.named("runs", name)
+        collection = contents.collection(self.workspace, self.jobs, str(planned.collection))
+        path, run = collection.path, self.workspace.named("runs", name)
         self.workspace.check_collection(path)
-        ledger = self.workspace.ledger(planned.collection)
-        training = commands.train(path, run, ledger, choices, form)
-        started = self.jobs.start(
+        ledger = self.workspace.ledger(collection.name)
+        check_choices(collection, choices)
+        limit = new_limit(collection, choices, form)
+        check_training(collection, run, ledger, choices, form)
+        # The ledger is made when the training starts: a training that never starts should bind nobody to its limit.
+        created = [] if limit is None else [commands.create_ledger(ledger, choices, limit)]
+        return self.jobs.start(
             "train",
             f"Training {name}",
-            [training, commands.report(run)],
-            locks=(DEVICE, f"ledger-{planned.collection}"),
-            collection=planned.collection,
+            [*created, commands.train(path, run, ledger, choices, form), commands.report(run)],
+            locks=(DEVICE, f"ledger-{collection.name}"),
+            collection=collection.name,
             run=name,
-            prepared=self._limit(ledger, choices, form),
             choices=planned.choices,
             next=f"/runs/{name}",
         )
-        return _to(f"/jobs/{started.id}")
-
-    def _limit(self, ledger: Path, choices: Choices, form: Form) -> list[list[str]]:
-        """Create the collection's ledger with its limit, if this is the first training; the command that does so."""
-        limit = limit_option(form)
-        if ledger.exists() or limit is None:
-            return []
-        if limit < choices.epsilon:
-            raise Refused("the limit of the collection is less than the ε of this training")
-        Ledger(ledger, Budget(epsilon=limit, delta=choices.delta, unit=choices.unit)).close()  # type: ignore[arg-type]
-        return [commands.create_ledger(ledger, choices, limit)]
 
     def stop(self, job: str) -> Response:
         """Stop a job as Ctrl-C does; a training keeps its checkpoint."""
@@ -152,29 +179,42 @@ class Actions:
         return _to(f"/jobs/{job}")
 
     def resume(self, job: str) -> Response:
-        """Go on with a job that has stopped or failed: the same commands, the training with --resume."""
-        self._check_number()
-        found = self.jobs.find(job)
-        if self.jobs.state(job) not in FINAL:
-            raise Refused("this job is still running")
-        again = self.jobs.start(
-            found.kind,
-            found.title,
-            [commands.resumed(command, self.workspace) for command in found.commands],
-            locks=found.locks,
-            collection=found.collection,
-            run=found.run,
-            choices=found.choices,
-            next=found.next,
-        )
+        """Go on with a job that has stopped or failed: what is left of its commands, the training with --resume."""
+        with self._starting:
+            self._check_number()
+            found = self.jobs.find(job)
+            if self.jobs.state(job) not in FINAL:
+                raise Refused("this job is still running")
+            if self.jobs.state(job) == "done":
+                return _to(found.next)
+            if (later := self.jobs.later(found)) is not None:
+                raise Refused("a later job does this already", back=f"/jobs/{later.id}")
+            left = commands.remaining(found.commands, self.jobs.finished_commands(job), self.workspace)
+            if not left:
+                return _to(found.next)
+            again = self.jobs.start(
+                found.kind,
+                found.title,
+                left,
+                locks=found.locks,
+                collection=found.collection,
+                run=found.run,
+                choices=found.choices,
+                next=found.next.replace(found.id, "{job}"),
+            )
         return _to(f"/jobs/{again.id}")
+
+    def report(self, name: str) -> Response:
+        """Write the public and the internal page of a finished release again."""
+        run = self._finished(name)
+        return self._about_run("report", f"Pages of {name}", [commands.report(run.path)], run)
 
     def review(self, name: str) -> Response:
         """Measure accuracy and memorisation."""
         run = self._finished(name)
         found = review_commands(self.workspace, run)
         if found is None:
-            raise Refused("the page does not know the collection of this run, or it is not there any more")
+            raise Refused("the collection of this run is not below the folders that the page may use, or not any more")
         return self._about_run("review", f"Review of {name}", found, run)
 
     def audit(self, name: str) -> Response:
@@ -186,8 +226,9 @@ class Actions:
         """Write synthetic images as files."""
         count, format = export_options(_form(request))
         run = self._finished(name)
-        number = sum(job.kind == "export" and job.run == name for job in self.jobs.all()) + 1
-        out = self.workspace.named("exports", f"{name}-{number}")
+        taken = {str(commands.output_folder(job.commands[0])) for job in self.jobs.all() if job.kind == "export"}
+        places = (self.workspace.named("exports", f"{name}-{number}") for number in itertools.count(1))
+        out = next(place for place in places if str(place) not in taken and not place.exists())
         found = [commands.export(run.path, out, count, format)]
         return self._about_run("export", f"{count:,} images of {name}", found, run, next=f"/runs/{name}/release")
 
@@ -200,7 +241,7 @@ class Actions:
             title,
             found,
             locks=() if kind == "export" else (DEVICE,),
-            collection=None if run.job is None else run.job.collection,
+            collection=run.collection,
             run=run.name,
             choices=None if run.job is None else run.job.choices,
             next=next or f"/runs/{run.name}",

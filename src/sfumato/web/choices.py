@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from sfumato.web.workspace import Refused, Workspace, is_name
 
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+PERSON_OPTIONS = ("--person-column", "--persons", "--person-pattern")
 FORMATS = ("folder", "npz", "parquet")
 _SETTING = re.compile(r"[a-z][a-z0-9_]*=[A-Za-z0-9_.+-]+")
 _METHOD = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -79,6 +80,11 @@ class Choices:
         )
         if found.unit == "person" and not (found.person_column or found.person_file or found.person_pattern):
             raise Refused("to protect persons, say whose image each image is: a column, a file or a pattern")
+        if found.declared_size is not None and found.delta >= 1 / found.declared_size:
+            raise Refused(
+                f"δ {found.delta:g} is not below one over the number of {found.unit}s that was declared: at such a δ "
+                "publishing a whole record would count as private. Choose a smaller δ"
+            )
         return found
 
     @classmethod
@@ -89,9 +95,14 @@ class Choices:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def to_form(self) -> dict[str, str]:
+        """The fields of the form from which ``from_form`` makes the same choices."""
+        fields = {key: "on" if value is True else str(value) for key, value in asdict(self).items() if value}
+        return {**fields, "epsilon_stop": str(EPSILONS.index(self.epsilon))}
+
     def budget_options(self) -> list[str]:
         """--epsilon, --delta and --unit."""
-        return [f"--epsilon={self.epsilon:g}", f"--delta={self.delta:g}", f"--unit={self.unit}"]
+        return [f"--epsilon={self.epsilon:g}", f"--delta={self.delta}", f"--unit={self.unit}"]
 
     def reading_options(self) -> list[str]:
         """How the images are read."""
@@ -101,13 +112,44 @@ class Choices:
             "classes": None if self.no_labels else self.classes,
             "image-column": self.image_column,
             "label-column": self.label_column,
-            "person-column": self.person_column,
-            "persons": self.person_file,
-            "person-pattern": self.person_pattern,
         }
-        words = [f"--{key}={value}" for key, value in values.items() if value is not None]
+        words = [f"--{key}={value}" for key, value in values.items() if value is not None] + self.person_options()
         words += ["--no-labels"] * self.no_labels + ["--skip-bad"] * self.skip_bad
         return words + ["--missing-labels=leave out"] * (self.leave_out_unlabelled and not self.no_labels)
+
+    def person_options(self) -> list[str]:
+        """Whose image each image is."""
+        given = (self.person_column, self.person_file, self.person_pattern)
+        return [f"{name}={value}" for name, value in zip(PERSON_OPTIONS, given, strict=True) if value is not None]
+
+
+def proposed_fields(inspection: Mapping[str, Any], *, unit: str | None, delta: float | None) -> dict[str, str]:
+    """The fields of the form before anything is chosen: what the inspection proposes, and what the ledger counts."""
+    given = suggested(inspection["next_command"])
+    flags = {"skip_bad": "skip-bad", "leave_out_unlabelled": "missing-labels", "no_labels": "no-labels"}
+    names = ("size", "colour", "classes", "image_column", "label_column", "person_column", "person_pattern")
+    fields = {name: given.get(name.replace("_", "-"), "") for name in names}
+    fields |= {key: "on" for key, option in flags.items() if option in given}
+    fields |= {"person_file": given.get("persons", ""), "delta": "1e-5" if delta is None else str(delta)}
+    persons = any(fields[name] for name in ("person_column", "person_file", "person_pattern"))
+    fields["unit"] = unit or ("person" if persons else "image")
+    return {**fields, "purpose": PURPOSES[0].key, "epsilon_stop": str(EPSILONS.index(PURPOSES[0].epsilon))}
+
+
+def training_fields(commands: Sequence[Sequence[str]], run: str) -> dict[str, str]:
+    """The fields of the form from which the commands of a training were made."""
+    fields = {"run": run, "settings": ""}
+    for command in commands:
+        for key, _, value in (word.partition("=") for word in command):
+            if (command[0], key) == ("ledger", "--epsilon"):
+                fields["limit"] = value
+            elif key == "--set":
+                fields["settings"] = f"{fields['settings']} {value}".strip()
+            elif key == "--method":
+                fields["method"] = value
+            elif key == "--hold-out":
+                fields["hold_out"] = "on"
+    return fields
 
 
 def suggested(next_command: str) -> dict[str, str]:

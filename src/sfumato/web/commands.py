@@ -39,7 +39,7 @@ def plan(facts: PublicFacts) -> list[str]:
 
 def create_ledger(ledger: Path, choices: Choices, limit: float) -> list[str]:
     """The collection's ledger with its limit over all trainings."""
-    return ["ledger", str(ledger), "--create", f"--epsilon={limit:g}", *choices.budget_options()[1:]]
+    return ["ledger", str(ledger), "--create", f"--epsilon={limit}", *choices.budget_options()[1:]]
 
 
 def train(data: Path, run: Path, ledger: Path, choices: Choices, form: Form) -> list[str]:
@@ -67,10 +67,10 @@ def report(run: Path) -> list[str]:
     return ["report", str(run)]
 
 
-def review(data: Path, run: Path, samples: Path, choices: Choices) -> list[list[str]]:
+def review(data: Path, run: Path, samples: Path, reading: Sequence[str]) -> list[list[str]]:
     """Samples, their accuracy and memorisation beside the images that were held out, and the pages."""
     internal = run / "internal"
-    real = [f"--real={data}", *choices.reading_options()]
+    real = [f"--real={data}", *reading]
     if (internal / "hold_out.json").exists():
         real.append(f"--held-out={run}")
     results = [f"--json={internal / 'evaluation.json'}", f"--neighbours={internal / 'neighbours.png'}"]
@@ -93,6 +93,18 @@ def export(run: Path, out: Path, count: int, format: str) -> list[str]:
 def show_ledger(ledger: Path, run: Path) -> list[str]:
     """The ledger's entry for a release."""
     return ["ledger", str(ledger), f"--release={run}", "--json"]
+
+
+def remaining(found: Sequence[tuple[str, ...]], finished: int, workspace: Workspace) -> list[tuple[str, ...]]:
+    """What is left of a job whose first ``finished`` commands have ended well."""
+    return [resumed(command, workspace) for command in found[finished:] if not _has_ended(command)]
+
+
+def _has_ended(command: tuple[str, ...]) -> bool:
+    """Whether a training or a sampling has written its result, which is there as a whole or not at all."""
+    if command[0] == "train":
+        return (output_folder(command) / "release").exists()
+    return command[0] == "sample" and output_folder(command).exists()
 
 
 def resumed(command: tuple[str, ...], workspace: Workspace) -> tuple[str, ...]:

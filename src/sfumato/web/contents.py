@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from sfumato.privacy import Budget, Ledger, LedgerDamaged
 from sfumato.release.card import Card, rounded_up
 from sfumato.report.folder import RunFolder
 from sfumato.web import previews
+from sfumato.web.choices import PERSON_OPTIONS
 from sfumato.web.jobs import ACTIVE, Job, Jobs
-from sfumato.web.workspace import NotThere, Workspace, is_name, read_json
+from sfumato.web.workspace import NotThere, Refused, Workspace, is_name, read_json
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Spending:
     delta: float
     unit: str
     runs: tuple[dict[str, Any], ...]
+    charged: bool
     entries: int
     head: str
 
@@ -48,16 +51,27 @@ class Collection:
     problem: str | None = None
     """Why the ledger cannot be read, if it cannot."""
 
+    @property
+    def bound(self) -> Spending | None:
+        """The ledger, once something is charged on it; before that the next training may choose another limit."""
+        return self.spending if self.spending is not None and self.spending.charged else None
+
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run: its training, its state (of the training, or "damaged"), and its card once it is finished."""
+    """A run: its training, its state (of the training, or "damaged"), and its card once it is finished.
+
+    ``facts`` is what the command wrote down when the run was begun; it is there also where the job is not any more.
+    """
 
     name: str
     path: Path
     job: Job | None
     state: str
     card: Card | None
+    facts: Mapping[str, Any]
+    collection: str | None
+    """The name of the collection, if it is one that was chosen in the page."""
 
 
 def spending(ledger: Path) -> Spending | None:
@@ -77,6 +91,14 @@ _RENEWED = 3.0  # seconds
 _kept: dict[Path, tuple[int, float, Spending]] = {}
 
 
+def spending_or_none(ledger: Path | None) -> Spending | None:
+    """What was spent; also ``None`` where the ledger cannot be read."""
+    try:
+        return None if ledger is None else spending(ledger)
+    except LedgerDamaged:
+        return None
+
+
 def _spending(ledger: Path) -> Spending:
     found = Ledger.read(ledger)
     spent, limit = found.spent(), found.limit
@@ -87,6 +109,7 @@ def _spending(ledger: Path) -> Spending:
         limit.delta,
         limit.unit,
         tuple(found.runs()),
+        bool(found.events()),
         *found.head,
     )
 
@@ -94,10 +117,10 @@ def _spending(ledger: Path) -> Spending:
 def collections(workspace: Workspace, jobs: Jobs) -> list[Collection]:
     """Every collection that was chosen and still exists."""
     found = []
-    inspections = _latest(jobs, "inspect")
+    inspections = _inspections(jobs)
     for path in sorted((workspace.folder / "collections").glob("*.json")):
         try:
-            found.append(_collection(workspace, jobs, path.stem, inspections.get(path.stem)))
+            found.append(_collection(workspace, path.stem, inspections.get(path.stem)))
         except (NotThere, ValueError):
             continue
     return found
@@ -105,25 +128,35 @@ def collections(workspace: Workspace, jobs: Jobs) -> list[Collection]:
 
 def collection(workspace: Workspace, jobs: Jobs, name: str) -> Collection:
     """The collection of this name."""
-    return _collection(workspace, jobs, name, _latest(jobs, "inspect").get(name))
+    return _collection(workspace, name, _inspections(jobs).get(name))
 
 
-def _collection(workspace: Workspace, jobs: Jobs, name: str, inspection: Job | None) -> Collection:
+def inspection_with_persons(jobs: Jobs, name: str, persons: Sequence[str]) -> dict[str, Any] | None:
+    """The latest inspection of a collection in which these options said whose image each image is."""
+    for job in jobs.all():
+        if job.kind != "inspect" or job.collection != name or jobs.state(job.id) != "done":
+            continue
+        if sorted(word for word in job.commands[0] if word.startswith(PERSON_OPTIONS)) == sorted(persons):
+            found: dict[str, Any] = jobs.output(job.id)
+            return found
+    return None
+
+
+def _collection(workspace: Workspace, name: str, output: dict[str, Any] | None) -> Collection:
     path = workspace.collection(name)
-    done = inspection is not None and jobs.state(inspection.id) == "done"
-    output = jobs.output(inspection.id) if inspection is not None and done else None
     try:
         return Collection(name, path, output, spending(workspace.ledger(name)))
     except LedgerDamaged as error:
         return Collection(name, path, output, None, str(error))
 
 
-def _latest(jobs: Jobs, kind: str) -> dict[str, Job]:
-    """The latest job of this kind for each collection."""
-    found: dict[str, Job] = {}
+def _inspections(jobs: Jobs) -> dict[str, dict[str, Any]]:
+    """The latest inspection of each collection that has ended well."""
+    found: dict[str, dict[str, Any]] = {}
     for job in jobs.all():
-        if job.kind == kind and job.collection is not None:
-            found.setdefault(job.collection, job)
+        name = job.collection
+        if job.kind == "inspect" and name is not None and name not in found and jobs.state(job.id) == "done":
+            found[name] = jobs.output(job.id)
     return found
 
 
@@ -155,7 +188,44 @@ def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> Ru
             card = RunFolder(path).card()
         except (ValueError, KeyError, TypeError):
             state = "damaged"
-    return RunSummary(name, path, job, state, card)
+    facts = _facts(path)
+    collection = job.collection if job is not None else workspace.chosen(Path(facts.get("data", "")))
+    return RunSummary(name, path, job, state, card, facts, collection)
+
+
+def _facts(run: Path) -> dict[str, Any]:
+    """What the command wrote down when the run was begun; empty where it cannot be read."""
+    try:
+        found = read_json(run / "internal" / "run.json")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def ledger_of(workspace: Workspace, run: RunSummary) -> Path | None:
+    """The ledger that a run was charged on: the one that it was begun with, its collection's, or its own."""
+    places = [Path(run.facts.get("ledger", "")), run.path / "ledger.jsonl"]
+    if run.collection is not None:
+        places.insert(1, workspace.ledger(run.collection))
+    for place in places:
+        try:
+            found = workspace.inside(str(place))
+        except (NotThere, Refused):
+            continue
+        if found.is_file():
+            return found
+    return None
+
+
+def ledger_sentence(ledger: Path | None, card: Card) -> str:
+    """Whether the spending of a release is on its ledger."""
+    if ledger is None:
+        return "The ledger of this run is not below the folders that the page may use, so that it cannot be checked."
+    try:
+        holds = Ledger.read(ledger).holds(card.ledger_head.length, card.ledger_head.hash)
+    except LedgerDamaged as error:
+        return f"The ledger of this run cannot be read: {error}."
+    return f"The spending of this release is {'' if holds else 'NOT '}on the collection's ledger."
 
 
 def job_view(jobs: Jobs, job: Job) -> dict[str, Any]:

@@ -45,7 +45,6 @@ class Job:
         kind: inspect, plan, train, review, audit or export.
         title: One line for people.
         commands: Arguments of ``sfumato``, run one after the other.
-        prepared: Arguments of what was done already when the job was made.
         locks: What must be free before it runs: a device, a ledger.
         collection: The name of the collection.
         run: The name of the run, if the job is about one.
@@ -61,7 +60,6 @@ class Job:
     locks: tuple[str, ...] = ()
     collection: str | None = None
     run: str | None = None
-    prepared: tuple[tuple[str, ...], ...] = ()
     choices: Mapping[str, Any] = field(default_factory=dict)
     next: str = "/"
     made: str = ""
@@ -69,7 +67,7 @@ class Job:
     @property
     def command_lines(self) -> list[str]:
         """What does the same in a terminal."""
-        return [shlex.join(["sfumato", *arguments]) for arguments in (*self.prepared, *self.commands)]
+        return [shlex.join(["sfumato", *arguments]) for arguments in self.commands]
 
 
 class Facts(TypedDict, total=False):
@@ -78,7 +76,6 @@ class Facts(TypedDict, total=False):
     locks: Sequence[str]
     collection: str | None
     run: str | None
-    prepared: Sequence[Sequence[str]]
     choices: Mapping[str, Any] | None
     next: str
 
@@ -127,7 +124,6 @@ class Jobs:
         values = {
             **facts,
             "locks": sorted(facts.get("locks", ())),
-            "prepared": list(facts.get("prepared", ())),
             "choices": facts.get("choices") or {},
             "next": facts.get("next", "/").replace("{job}", name),
         }
@@ -147,6 +143,17 @@ class Jobs:
         names = sorted((path.name for path in (self.workspace.folder / "jobs").iterdir()), reverse=True)
         found = (read_json(self.folder(name) / "job.json") for name in names)
         return [_from_json(facts) for facts in found if facts is not None]
+
+    def finished_commands(self, job: str) -> int:
+        """How many commands of a job have ended well."""
+        status = read_json(self.folder(job) / "status.json") or {}
+        return int(status.get("number", 0)) + (status.get("code") == 0)
+
+    def later(self, job: Job) -> Job | None:
+        """The latest job that does the same again; there is none if ``job`` is the last one."""
+        same = (one for one in self.all() if one.kind == job.kind and one.commands[-1] == job.commands[-1])
+        latest = next(same, job)
+        return None if latest.id <= job.id else latest
 
     def state(self, job: str) -> str:
         """queued, running, done, failed, stopped, or interrupted: the worker and its command have disappeared."""
@@ -217,8 +224,5 @@ def _alive(facts: Mapping[str, int] | None) -> bool:
 
 
 def _from_json(facts: Mapping[str, Any]) -> Job:
-    values = dict(facts)
-    for key in ("commands", "prepared"):
-        values[key] = tuple(tuple(command) for command in facts[key])
-    values["locks"] = tuple(facts["locks"])
-    return Job(**values)
+    commands = tuple(tuple(command) for command in facts["commands"])
+    return Job(**{**facts, "commands": commands, "locks": tuple(facts["locks"])})

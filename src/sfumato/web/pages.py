@@ -13,16 +13,16 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
-from sfumato.privacy import Ledger
 from sfumato.web import commands, contents
-from sfumato.web.choices import EPSILONS, FORMATS, PURPOSES, Choices, suggested
+from sfumato.web.choices import FORMATS, Choices
+from sfumato.web.downloads import exports_of
+from sfumato.web.forms import Forms, address_of_choices
 from sfumato.web.jobs import FINAL, Job, Jobs
-from sfumato.web.plans import method_rows
 from sfumato.web.previews import PICTURE
-from sfumato.web.rendering import INSIDE, MAY_LEAVE, MIXED, STATIC, page, stops, stops_json, style_sheet
+from sfumato.web.rendering import INSIDE, MAY_LEAVE, MIXED, STATIC, page, style_sheet
 from sfumato.web.reviews import review_commands
 from sfumato.web.security import DOCUMENT_POLICY
-from sfumato.web.workspace import NotThere, Refused, Workspace, read_json
+from sfumato.web.workspace import NotThere, Workspace, read_json
 
 _SECOND = 1.0
 _LISTED = 1000
@@ -31,6 +31,7 @@ ABOUT = {
     "train": "The training asks for noisy answers about the collection; each is on the ledger before it is given.",
     "review": "Classifiers learn from synthetic and from real images, and both are compared. The result stays inside.",
     "audit": "The method is replayed and attacked on drawn images; no private data is read. This may take minutes.",
+    "report": "The pages are written again; the public one is scanned for what may not leave. Nothing is spent.",
     "export": "Images are drawn from the release. No private data is read, so it costs no privacy.",
 }
 """What a job does, for the people who wait for it."""
@@ -63,7 +64,7 @@ class Pages:
     """Reads the workspace and renders it."""
 
     def __init__(self, workspace: Workspace, jobs: Jobs) -> None:
-        self.workspace, self.jobs = workspace, jobs
+        self.workspace, self.jobs, self.forms = workspace, jobs, Forms(workspace, jobs)
         self._views: dict[str, tuple[float, dict[str, Any]]] = {}
 
     def overview(self, request: Request) -> HTMLResponse:
@@ -100,41 +101,14 @@ class Pages:
             roots=self.workspace.roots,
         )
 
-    def collection(self, request: Request, name: str) -> HTMLResponse:
-        """What is in a collection, and the form for a plan."""
-        found = contents.collection(self.workspace, self.jobs, name)
-        inspection = found.inspection
-        given = suggested(inspection["next_command"]) if inspection else {}
-        columns = [f"--{name}={given[name]}" for name in ("image-column", "label-column") if name in given]
-        return page(
-            request,
-            "collection.html.jinja",
-            banner=INSIDE,
-            collection=found,
-            inspection=inspection,
-            command_line=commands.line(commands.inspect(found.path, columns)),
-            suggested=given,
-            purposes=[(one, EPSILONS.index(one.epsilon)) for one in PURPOSES],
-            stops=stops(),
-            stops_json=stops_json(),
-            proposed=EPSILONS.index(PURPOSES[0].epsilon),
-            runs=[run for run in contents.runs(self.workspace, self.jobs) if run.job and run.job.collection == name],
-        )
+    def collection(self, request: Request, name: str, choices: str = "") -> HTMLResponse:
+        """What is in a collection, and the form for a plan, with the choices of a job if one is named."""
+        before = self.jobs.find(choices).choices if choices else None
+        return self.forms.collection(request, name, fields=Choices.from_json(before).to_form() if before else None)
 
-    def plan(self, request: Request, job: str) -> HTMLResponse:
-        """The plan of every method, and the form that starts a training."""
-        found = self._done(job, "plan")
-        collection = contents.collection(self.workspace, self.jobs, str(found.collection))
-        return page(
-            request,
-            "plan.html.jinja",
-            banner=INSIDE,
-            job=found,
-            choices=Choices.from_json(found.choices),
-            collection=collection,
-            methods=method_rows(self.jobs.output(job)),
-            proposed=f"{collection.name.rpartition('-')[0]}-{found.id[9:15]}",
-        )
+    def plan(self, request: Request, job: str, training: str = "") -> HTMLResponse:
+        """The plan of every method, and the form that starts a training, with the fields of one if it is named."""
+        return self.forms.plan(request, job, fields=self.forms.fields_of(training) if training else None)
 
     def job(self, request: Request, job: str) -> HTMLResponse:
         """The progress of a job, with what stops it or lets it go on."""
@@ -148,6 +122,10 @@ class Pages:
             job=found,
             view=view,
             final=view["state"] in FINAL,
+            later=self.jobs.later(found),
+            back=address_of_choices(found),
+            plan=self.forms.plan_of(found) if found.kind == "train" else None,
+            writes_pages=found.commands[self.jobs.finished_commands(job) :] == (("report", str(run)),),
             about=ABOUT.get(found.kind),
             collection_path=next(iter(found.commands[0][1:]), ""),
             preview_command=commands.line(["preview", str(run)]),
@@ -207,9 +185,8 @@ class Pages:
         found = contents.run(self.workspace, self.jobs, name)
         if found.card is None:
             raise NotThere("this run has no release yet")
-        ledger = self.workspace.ledger(found.job.collection) if found.job and found.job.collection else None
-        ledger = ledger if ledger is not None and ledger.exists() else found.path / "ledger.jsonl"
-        head = found.card.ledger_head
+        ledger = contents.ledger_of(self.workspace, found)
+        sentence = contents.ledger_sentence(ledger, found.card)
         return page(
             request,
             "release.html.jinja",
@@ -221,10 +198,12 @@ class Pages:
             exports=[
                 (job, self.jobs.state(job.id)) for job in self.jobs.all() if job.kind == "export" and job.run == name
             ],
-            spending=contents.spending(ledger),
-            on_ledger=ledger.exists() and Ledger.read(ledger).holds(head.length, head.hash),
+            downloads=exports_of(self.workspace, name),
+            exports_folder=self.workspace.folder / "exports",
+            ledger_sentence=sentence,
+            spending=contents.spending_or_none(ledger),
             report_command=commands.line(commands.report(found.path)),
-            ledger_command=commands.line(commands.show_ledger(ledger, found.path)),
+            ledger_command=commands.line(commands.show_ledger(ledger or Path("LEDGER"), found.path)),
         )
 
     def document(self, name: str, document: str) -> Response:
@@ -246,11 +225,3 @@ class Pages:
     def script(self) -> Response:
         """The script."""
         return PlainTextResponse((STATIC / "web.js").read_text(encoding="utf-8"), media_type="text/javascript")
-
-    def _done(self, job: str, kind: str) -> Job:
-        found = self.jobs.find(job)
-        if found.kind != kind:
-            raise NotThere(f"there is no such {kind}")
-        if self.jobs.state(job) != "done":
-            raise Refused("this job has not finished")
-        return found

@@ -10,6 +10,7 @@ from typing import Any
 from sfumato.experiments.expected_use import PublicFacts
 from sfumato.experiments.planning import plan_all
 from sfumato.web.choices import Choices
+from sfumato.web.workspace import Refused
 
 _USUAL_SIZE = 28
 
@@ -26,10 +27,12 @@ class MethodRow:
     memory: str
 
 
-def plan_facts(choices: Choices, inspection: Mapping[str, Any]) -> PublicFacts:
+def plan_facts(choices: Choices, inspection: Mapping[str, Any], *, back: str | None = None) -> PublicFacts:
     """The facts of a plan. Where a number is not declared, the collection's own is taken: the plan stays inside."""
+    if not inspection["images"]:
+        raise Refused("no image can be read as it was chosen; the collection's page has the reasons", back=back)
     sizes = [max(one["height"], one["width"]) for one in inspection["sizes"][:1]]
-    images = max(1, inspection["images"])
+    images = inspection["images"]
     persons = inspection["persons"] if choices.unit == "person" else 0
     return PublicFacts(
         images=choices.declared_size or images,

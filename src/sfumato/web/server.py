@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from sfumato.web.actions import action_routes
+from sfumato.web.downloads import download_routes
 from sfumato.web.jobs import Jobs
 from sfumato.web.pages import page_routes
 from sfumato.web.rendering import INSIDE, page
@@ -30,6 +31,7 @@ def application(workspace: Workspace, access: Access, *, limits: Limits | None =
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     jobs = Jobs(workspace)
     app.include_router(page_routes(workspace, jobs))
+    app.include_router(download_routes(workspace))
     app.include_router(action_routes(workspace, jobs, limits or Limits()))
     app.add_exception_handler(Refused, _shown(400))
     app.add_exception_handler(NotThere, _shown(404))
@@ -40,7 +42,14 @@ def application(workspace: Workspace, access: Access, *, limits: Limits | None =
 
 def _shown(status: int, text: str | None = None) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def handler(request: Request, error: Exception) -> Response:
-        return page(request, "error.html.jinja", status=status, banner=INSIDE, message=text or str(error))
+        return page(
+            request,
+            "error.html.jinja",
+            status=status,
+            banner=INSIDE,
+            message=text or str(error),
+            back=getattr(error, "back", None),
+        )
 
     return handler
 
@@ -48,7 +57,7 @@ def _shown(status: int, text: str | None = None) -> Callable[[Request, Exception
 async def _status(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     message = "There is no such page." if status == 404 else "The request is not allowed."
-    return page(request, "error.html.jinja", status=status, banner=INSIDE, message=message)
+    return page(request, "error.html.jinja", status=status, banner=INSIDE, message=message, back=None)
 
 
 def serve(roots: list[Path], *, port: int, announce: Callable[[str], None]) -> None:

@@ -8,7 +8,7 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -19,6 +19,9 @@ MEBIBYTE = 1 << 20
 _CHUNK = MEBIBYTE
 _RESERVE = 512 * MEBIBYTE  # of the disk, which stays free
 _UNREADABLE = (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, UnicodeError, zlib.error, struct.error)
+_DESKTOP_FILES = frozenset({"__MACOSX", ".DS_Store", "Thumbs.db", "desktop.ini"})
+_TABLES = frozenset({".npz", ".parquet", ".arrow", ".csv"})
+_IDX = ("-ubyte", "-ubyte.gz")
 
 
 @dataclass(frozen=True)
@@ -49,16 +52,48 @@ async def receive(stream: AsyncIterator[bytes], target: Path, limits: Limits) ->
 
 
 def unpack(archive: Path, name: str, uploads: Path, limits: Limits) -> Path:
-    """Unpack a zip into a new folder of ``uploads``, or refuse it and leave nothing."""
+    """Unpack a zip into a new folder of ``uploads``, or refuse it and leave nothing.
+
+    What a desktop adds is left out, and so is a folder around everything, unless it is the only class.
+    """
     try:
         with zipfile.ZipFile(archive) as found:
-            entries = _checked(found, archive.stat().st_size, limits, shutil.disk_usage(uploads).free - _RESERVE)
+            checked = _checked(found, archive.stat().st_size, limits, shutil.disk_usage(uploads).free - _RESERVE)
+            entries = _placed(checked)
             target = _new_name(uploads, slug(PurePosixPath(name).stem))
             with new_folder(target, private=True) as folder:
                 _extract(found, entries, folder, limits)
     except _UNREADABLE:
         raise Refused("this is not a zip file that can be read") from None
     return target
+
+
+def collection_in(folder: Path) -> Path:
+    """What to read of an unpacked zip: its only table or list of files, or the folder."""
+    files = [path for path in folder.iterdir() if path.is_file()]
+    return files[0] if len(files) == 1 and files[0].suffix.lower() in _TABLES else folder
+
+
+def _placed(entries: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
+    """Where each file goes below the new folder."""
+    found = {entry.filename: entry for entry in entries if not any(map(_is_desktop_file, entry.filename.split("/")))}
+    if not found:
+        raise Refused("the zip has no files")
+    while len({name.partition("/")[0] for name in found}) == 1:
+        inner = {name.partition("/")[2]: entry for name, entry in found.items()}
+        # A folder that holds images is a class, be it the only one.
+        if "" in inner or not (any("/" in name for name in inner) or _is_table(inner)):
+            break
+        found = inner
+    return found
+
+
+def _is_table(names: Collection[str]) -> bool:
+    return all(PurePosixPath(name).suffix.lower() in _TABLES or name.endswith(_IDX) for name in names)
+
+
+def _is_desktop_file(part: str) -> bool:
+    return part in _DESKTOP_FILES or part.startswith("._")
 
 
 def _checked(found: zipfile.ZipFile, size: int, limits: Limits, free: int) -> list[zipfile.ZipInfo]:
@@ -91,11 +126,11 @@ def _check_name(entry: zipfile.ZipInfo, limits: Limits) -> None:
         raise Refused("the zip has a file name that is not allowed")
 
 
-def _extract(found: zipfile.ZipFile, entries: list[zipfile.ZipInfo], folder: Path, limits: Limits) -> None:
+def _extract(found: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo], folder: Path, limits: Limits) -> None:
     """Count what comes out: the sizes in the table of contents may be wrong."""
     left = limits.unpacked
-    for entry in entries:
-        place = folder.joinpath(*entry.filename.split("/"))
+    for name, entry in entries.items():
+        place = folder.joinpath(*name.split("/"))
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             with found.open(entry) as source, place.open("xb") as target:

@@ -20,6 +20,7 @@ from sfumato.web import commands
 from sfumato.web.jobs import PATIENCE, Job, read_job
 from sfumato.web.previews import Previews
 from sfumato.web.processes import Process
+from sfumato.web.unused_ledgers import remove_if_unused
 from sfumato.web.workspace import read_json
 
 _PAUSE = 0.1
@@ -40,8 +41,8 @@ class Worker:
     def __init__(self, folder: Path, job: Job) -> None:
         self.folder, self.job = folder, job
         self._stop = folder / "stop"
-        trains = job.commands[0][0] == "train"
-        self._previews = Previews(folder, commands.output_folder(job.commands[0])) if trains else None
+        training = next((command for command in job.commands if command[0] == "train"), None)
+        self._previews = None if training is None else Previews(folder, commands.output_folder(training))
         self._status: dict[str, Any] = {"state": "queued", "worker": Process.of(os.getpid()).to_json()}
 
     def run(self) -> None:
@@ -63,6 +64,9 @@ class Worker:
         for number, command in enumerate(self.job.commands):
             if self._stop.exists():
                 return "stopped"
+            if command[0] == "ledger" and not remove_if_unused(Path(command[1])):
+                self._log("The collection has a ledger already, whose limit stays.")
+                continue
             code = self._run_command(number, command, locks)
             self._status["code"] = code
             if code != 0:
@@ -76,6 +80,7 @@ class Worker:
                 words, stdin=subprocess.DEVNULL, stdout=output, stderr=log, pass_fds=locks, start_new_session=True
             )
         process = Process.of(child.pid).to_json()
+        self._status.pop("code", None)
         self._status.update(state="running", number=number, command=process, since=time.time())
         self._write()
         asked = False
@@ -89,6 +94,10 @@ class Worker:
         if self._previews is not None:
             self._previews.close()
         return code
+
+    def _log(self, text: str) -> None:
+        with (self.folder / "log").open("a", encoding="utf-8") as log:
+            log.write(text + "\n")
 
     def _finish(self, state: str) -> None:
         self._status.update(state=state, ended=time.time())

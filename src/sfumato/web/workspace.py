@@ -22,7 +22,11 @@ _FOLDER = "sfumato"
 
 
 class Refused(ValueError):
-    """A request that is not allowed; the text may be shown."""
+    """A request that is not allowed; the text may be shown. ``back`` is the address of the form to try again."""
+
+    def __init__(self, text: str, *, back: str | None = None) -> None:
+        super().__init__(text)
+        self.back = back
 
 
 class NotThere(LookupError):
@@ -109,12 +113,16 @@ class Workspace:
     def add_collection(self, path: Path) -> str:
         """Remember a collection; returns its name."""
         self.check_collection(path)
-        digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
-        name = f"{slug(path.stem if path.is_file() else path.name)}-{digest}"
+        name = _collection_name(path)
         target = self.folder / "collections" / f"{name}.json"
         if not target.exists():
             write_json(target, {"path": str(path)}, private=True)
         return name
+
+    def chosen(self, path: Path) -> str | None:
+        """The name of the collection at ``path``, if it was chosen."""
+        name = _collection_name(path)
+        return name if (self.folder / "collections" / f"{name}.json").exists() else None
 
     def collection(self, name: str) -> Path:
         """The path of a collection."""
@@ -126,6 +134,11 @@ class Workspace:
     def ledger(self, collection: str) -> Path:
         """The ledger of a collection; it exists after the first training."""
         return self.named("ledgers", f"{collection}.jsonl")
+
+
+def _collection_name(path: Path) -> str:
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
+    return f"{slug(path.stem if path.is_file() else path.name)}-{digest}"
 
 
 def is_name(text: str) -> bool:

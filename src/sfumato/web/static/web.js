@@ -29,14 +29,40 @@ function followSlider(form) {
 
 // The progress of a job, from the server's event stream. Everything is set as text, never as markup.
 function followJob(job) {
-  if (job.dataset.ended === "true") return;
-  const source = new EventSource(job.dataset.events);
-  source.addEventListener("message", (event) => {
-    const view = JSON.parse(event.data);
-    showJob(job, view);
-    if (view.ended || view.state === "done") source.close();
-    if (view.state === "done") window.location.assign(job.dataset.next);
-  });
+  const lost = job.querySelector("#lost");
+  let ended = job.dataset.ended === "true";
+  let source = null;
+  let timer = null;
+
+  function close() {
+    window.clearTimeout(timer);
+    if (source) source.close();
+    source = timer = null;
+  }
+
+  // A hidden tab has no stream: browsers allow six connections to a server, over all tabs.
+  function open() {
+    close();
+    if (ended || document.hidden) return;
+    source = new EventSource(job.dataset.events);
+    source.addEventListener("message", (event) => {
+      const view = JSON.parse(event.data);
+      lost.hidden = true;
+      showJob(job, view);
+      ended = view.ended || view.state === "done";
+      if (ended) close();
+      if (view.state === "done") window.location.assign(job.dataset.next);
+    });
+    source.addEventListener("error", () => {
+      // After a refusal, as by a server with another token, the browser itself would not try again.
+      close();
+      lost.hidden = false;
+      timer = window.setTimeout(open, 5000);
+    });
+  }
+
+  document.addEventListener("visibilitychange", open);
+  open();
 }
 
 function showJob(job, view) {
@@ -113,7 +139,7 @@ async function send(drop, file) {
     if (answer.ok) window.location.assign(found.next);
     else state.textContent = found.error;
   } catch (error) {
-    state.textContent = "The file was not accepted; it may be too large.";
+    state.textContent = "The file was not accepted: the server cannot be reached, or the file is too large.";
   }
 }
 
