@@ -6,26 +6,28 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from sfumato.data.decode import ImageTransform
-from sfumato.data.errors import BadInput, from_system
+from sfumato.data.errors import BadInput, Unavailable, from_system
 from sfumato.data.gather import gather
 from sfumato.data.labels import Labels
+from sfumato.data.listing import ListedSource
 from sfumato.data.persons import Persons
 from sfumato.data.reader import Reading, open_source, silent_decoders
 from sfumato.data.source import Selection
-from sfumato.files import private_folder, write_json
+from sfumato.files import write_json
 
 
 class PartRows:
     """The rows of a part, in files: pixels, labels and the names of persons."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = private_folder(folder)
+        self._folder = folder
         self._pixels, self._labels = (_created(folder / name) for name in ("pixels", "labels"))
         self._persons: list[int | str | None] = []
         self.shape: tuple[int, ...] | None = None
@@ -65,14 +67,17 @@ class PartReader:
         self._source = open_source(Path(settings["path"]), self._reading)
         classes = tuple(settings["classes"])
         self._labels = Labels(self._source, self._reading.selection, infer=False, classes=classes)
+        self._persons = Persons(self._reading.selection)
         self._folder, self._size = Path(settings["folder"]), int(settings["size"])
+        if isinstance(self._source, ListedSource):
+            self._source.use_listing(self._folder)
 
     def decode(self, start: int) -> None:
         """Decode the records from ``start`` on into a folder of this name."""
-        # With the number of the process: one of a reading that was killed may still be writing this part.
-        rows = PartRows(self._folder / f"{start}-{os.getpid()}.new")
+        # A name of its own: a process of a reading that was killed may still be writing this part.
+        rows = PartRows(Path(tempfile.mkdtemp(prefix=f"{start}-", suffix=".new", dir=self._folder)))
         records = self._source.part(start, start + self._size)
-        skipped = gather(records, self._reading, self._labels, Persons(self._reading.selection).name, rows)
+        skipped = gather(records, self._reading, self._labels, self._persons.name, rows)
         rows.finish(skipped, start)
 
 
@@ -88,8 +93,9 @@ def _reading(plain: dict[str, Any]) -> Reading:
     return Reading(**{**plain, **parts})
 
 
-def _told(error: BadInput) -> dict[str, str]:
-    return {"rule": error.rule, "advice": error.advice, "detail": error.detail}
+def _told(error: BadInput) -> dict[str, Any]:
+    told = {"rule": error.rule, "advice": error.advice, "detail": error.detail}
+    return {**told, "unavailable": isinstance(error, Unavailable)}
 
 
 def main() -> None:
@@ -104,7 +110,7 @@ def main() -> None:
                     reader = PartReader(settings)
                     continue
                 reader.decode(int(message))
-            answer: dict[str, str] | None = None
+            answer: dict[str, Any] | None = None
         except BadInput as error:
             answer = _told(error)
         except OSError as error:
