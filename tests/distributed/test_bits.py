@@ -28,6 +28,10 @@ def test_the_release_does_not_depend_on_the_number_of_processes(
             assert {name for name in alone if found[name] != alone[name]} == set()
 
 
+def test_processes_wait_for_one_that_reads_for_long(tmp_path: Path) -> None:
+    assert [found["made"] for found in run_task("in-turn", 2, tmp_path / "two")] == ["made by 0", "made by 1"]
+
+
 @pytest.mark.long
 def test_replay_and_exactness_of_two_processes_find_nothing(tmp_path: Path) -> None:
     first, second = run_task("audit", 2, tmp_path / "two")
