@@ -73,6 +73,20 @@ def test_the_blocks_of_a_page_run(page: Path, prepared: Path, tmp_path: Path, mo
                     assert sfumato(smaller(words)) == 0, words
 
 
+def test_commands_for_several_processes_are_accepted_by_one(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(prepared / "xrays", tmp_path / "xrays")
+    page = ROOT / "docs" / "how-to" / "scale.md"
+    commands = [words for block in blocks(page) if block.tag == "cluster" for words in block.commands()]
+    started = [words[words.index("-m") + 2 :] for words in commands if "torchrun" in words]
+    for words in started:
+        here = [word.replace("/data/", "").replace("/runs/xrays", "another-run") for word in words]
+        assert sfumato(smaller(["sfumato", *here])) == 0, words
+    assert [words[0] for words in started] == ["train", "sample", "train"]
+
+
 def _python(body: str, module: ModuleType) -> None:
     """Run a block; one that begins with the name of a file is written to that file."""
     first = body.splitlines()[0]
