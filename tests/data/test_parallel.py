@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import os
 import resource
@@ -225,6 +226,15 @@ read({str(shards)!r}, cache={str(tmp_path / "cache")!r}, workers=2, classes=3, p
     assert [process.returncode for process in processes] == [0, 0]
     assert sorted(map(len, said)) == [0, 3]  # one of them decodes the three parts
     assert [entry.name[:7] for entry in (tmp_path / "cache").iterdir()] == ["pixels-"]
+
+
+def test_a_disk_without_locks_is_refused(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(BadInput, match="has no file locks"):
+        read(shards, cache=tmp_path, workers=2, classes=3)
 
 
 def test_a_clearing_leaves_a_reading_that_is_under_way(tmp_path: Path) -> None:

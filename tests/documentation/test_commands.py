@@ -73,18 +73,20 @@ def test_the_blocks_of_a_page_run(page: Path, prepared: Path, tmp_path: Path, mo
                     assert sfumato(smaller(words)) == 0, words
 
 
-def test_commands_for_several_processes_are_accepted_by_one(
+def test_commands_for_clusters_and_stores_are_accepted_here(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(prepared / "xrays", tmp_path / "xrays")
-    page = ROOT / "docs" / "how-to" / "scale.md"
-    commands = [words for block in blocks(page) if block.tag == "cluster" for words in block.commands()]
-    started = [words[words.index("-m") + 2 :] for words in commands if "torchrun" in words]
-    for words in started:
-        here = [word.replace("/data/", "").replace("/runs/xrays", "another-run") for word in words]
-        assert sfumato(smaller(["sfumato", *here])) == 0, words
-    assert [words[0] for words in started] == ["train", "sample", "train"]
+    scale, data = ROOT / "docs" / "how-to" / "scale.md", ROOT / "docs" / "reference" / "data.md"
+    found = [block for page in (scale, data) for block in blocks(page) if block.tag == "cluster"]
+    started = [words[words.index("sfumato") :] for block in found for words in block.commands() if "sfumato" in words]
+    for number, words in enumerate(started):
+        here = [word.replace("/data/", "").replace("s3://bucket/", "") for word in words]
+        if words[1] == "train" and number:
+            here[here.index("--out") + 1] = f"run-{number}"
+        assert sfumato(smaller(here)) == 0, words
+    assert [words[1] for words in started] == ["train", "sample", "train", "train"]
 
 
 def _python(body: str, module: ModuleType) -> None:

@@ -22,10 +22,10 @@ _FAILED = {
     errno.ENOMEM,
     errno.ENOTCONN,
     errno.EREMOTEIO,
-    errno.EROFS,
     errno.ESTALE,
     errno.ETIMEDOUT,
 }
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 _FORBIDDEN = {errno.EACCES, errno.EPERM}
 
 
@@ -70,6 +70,13 @@ def from_system(error: OSError) -> BadInput:
         return Unavailable(
             "the disk or the network failed",
             advice="Check both, then give the command again: of a large collection, the parts that were read are kept.",
+            detail=detail,
+        )
+    if error.errno in _NO_LOCKS:
+        return Unavailable(
+            "the disk of the decoded pixels has no file locks",
+            advice="Choose a folder on another disk for them (cache=..., or the environment variable XDG_CACHE_HOME): "
+            "without locks, two readings of a large collection would remove each other's parts.",
             detail=detail,
         )
     if error.errno in _FORBIDDEN:
