@@ -7,6 +7,7 @@ import fcntl
 import io
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from sfumato.data.formats import folder as folder_module
 from sfumato.data.formats import npz as npz_module
 from sfumato.data.formats import parquet as parquet_module
 from sfumato.data.images import Images
+from sfumato.data.inspection import inspect
 from sfumato.data.listing import ListedSource
 from sfumato.data.parallel import _plain
 from sfumato.data.part_worker import PartReader
@@ -279,3 +281,25 @@ def test_what_a_disk_fails_to_read_is_no_bad_record(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "open", lost)
     with pytest.raises(BadInput, match="the disk or the network failed"):
         read(folder, skip_bad=True)
+    with pytest.raises(BadInput, match="the disk or the network failed"):
+        inspect(folder, Selection())
+
+
+def test_several_processes_count_what_one_counts(shards: Path, tmp_path: Path) -> None:
+    folder, listed = folder_and_list(tmp_path)
+    (folder / "b" / "0000.png").write_bytes(b"no image")
+    for number in range(150):
+        (folder / "c" / f"empty {number:03d}.png").touch()
+    (tmp_path / "public" / "a").mkdir(parents=True)
+    shutil.copy(next((folder / "a").iterdir()), tmp_path / "public" / "a" / "known.png")
+    seen: list[tuple[int, int]] = []
+    for path, selection in (
+        (folder, Selection(person_pattern=r"(\d\d)")),
+        (listed, Selection(person_column="person")),
+        (shards, Selection(person_column="person")),
+    ):
+        options: dict[str, Any] = {"public": tmp_path / "public", "report": lambda *done: seen.append(done)}
+        one, two = (inspect(path, selection, workers=workers, **options) for workers in (1, 2))
+        assert one == two and one.to_json() == two.to_json()
+        assert seen[0] == (1, 0) and seen[-1] == (100, 100)
+    assert one.images == 660 and one.to_json()["persons"] == 90

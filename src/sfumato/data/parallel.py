@@ -56,14 +56,9 @@ class Workers:
         ``kept`` is where finished parts lie until the end, also when the disk or the network fails. A bad record ends
         the reading, and nothing is kept then.
         """
-        private_folder(kept)
-        count = source.use_listing(kept) if isinstance(source, ListedSource) else source.count() or 0
-        starts = range(0, count, PART)
-        settings = {"path": str(path), "reading": _plain(asdict(reading)), "classes": classes}
-        settings |= {"folder": str(kept), "size": PART}
         try:
-            self._decode([start for start in starts if not (kept / str(start)).exists()], settings, len(starts))
-            skipped = list(_joined([kept / str(start) for start in starts], reading, writer))
+            parts = self.parts(path, reading, kept, source, classes=classes)
+            skipped = list(_joined(parts, reading, writer))
         except Unavailable:
             raise
         except BadInput:
@@ -71,6 +66,18 @@ class Workers:
             raise
         shutil.rmtree(kept, ignore_errors=True)
         return skipped[:NAMED_AT_MOST]
+
+    def parts(
+        self, path: Path, reading: Reading, folder: Path, source: Source, *, classes: tuple[str, ...] | None = None
+    ) -> list[Path]:
+        """What the processes made of each part, in ``folder``: decoded rows, or counts where no classes are given."""
+        private_folder(folder)
+        count = source.use_listing(folder) if isinstance(source, ListedSource) else source.count() or 0
+        parts = {start: folder / str(start) for start in range(0, count, PART)}
+        settings = {"path": str(path), "reading": _plain(asdict(reading)), "classes": classes}
+        settings |= {"folder": str(folder), "size": PART}
+        self._decode([start for start, part in parts.items() if not part.exists()], settings, len(parts))
+        return list(parts.values())
 
     def _decode(self, missing: list[int], settings: dict[str, Any], total: int) -> None:
         processes: SimpleQueue[_Process] = SimpleQueue()

@@ -7,6 +7,8 @@ import os
 import shutil
 import sys
 import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,11 +17,12 @@ import numpy as np
 from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, Unavailable, from_system
 from sfumato.data.gather import gather
+from sfumato.data.inspection import Counts, public_keys_in
 from sfumato.data.labels import Labels
 from sfumato.data.listing import ListedSource
 from sfumato.data.persons import Persons
 from sfumato.data.reader import Reading, open_source, silent_decoders
-from sfumato.data.source import Selection
+from sfumato.data.source import Record, Selection
 from sfumato.files import write_json
 
 
@@ -59,26 +62,52 @@ def _created(path: Path) -> IO[bytes]:
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb", buffering=1 << 20)
 
 
-class PartReader:
-    """Decodes one part after another."""
+class Parts(ABC):
+    """A collection of which one part after another is taken."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._reading = _reading(settings["reading"])
         self._source = open_source(Path(settings["path"]), self._reading)
-        classes = tuple(settings["classes"])
-        self._labels = Labels(self._source, self._reading.selection, infer=False, classes=classes)
         self._persons = Persons(self._reading.selection)
         self._folder, self._size = Path(settings["folder"]), int(settings["size"])
         if isinstance(self._source, ListedSource):
             self._source.use_listing(self._folder)
 
+    @abstractmethod
     def decode(self, start: int) -> None:
-        """Decode the records from ``start`` on into a folder of this name."""
+        """Take the part that begins at ``start``, and leave a file or folder of this name."""
+
+    def _records(self, start: int) -> Iterator[Record]:
+        return self._source.part(start, start + self._size)
+
+
+class PartReader(Parts):
+    """Decodes parts into folders of rows."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(settings)
+        classes = tuple(settings["classes"])
+        self._labels = Labels(self._source, self._reading.selection, infer=False, classes=classes)
+
+    def decode(self, start: int) -> None:
         # A name of its own: a process of a reading that was killed may still be writing this part.
         rows = PartRows(Path(tempfile.mkdtemp(prefix=f"{start}-", suffix=".new", dir=self._folder)))
-        records = self._source.part(start, start + self._size)
-        skipped = gather(records, self._reading, self._labels, self._persons.name, rows)
+        skipped = gather(self._records(start), self._reading, self._labels, self._persons.name, rows)
         rows.finish(skipped, start)
+
+
+class PartInspector(Parts):
+    """Counts what parts hold, into JSON files."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(settings)
+        self._known = public_keys_in(self._folder)
+
+    def decode(self, start: int) -> None:
+        counts = Counts()
+        for record in self._records(start):
+            counts.add(record, self._persons, self._known, root=getattr(self._source, "root", None))
+        write_json(self._folder / str(start), counts.to_plain(), private=True)
 
 
 def _reading(plain: dict[str, Any]) -> Reading:
@@ -100,14 +129,14 @@ def _told(error: BadInput) -> dict[str, Any]:
 
 def main() -> None:
     """Answer every line that comes in."""
-    reader: PartReader | None = None
+    reader: Parts | None = None
     for line in sys.stdin:
         message = json.loads(line)
         try:
             with silent_decoders():
                 if reader is None:
                     settings = message if isinstance(message, dict) else {}
-                    reader = PartReader(settings)
+                    reader = (PartInspector if settings["classes"] is None else PartReader)(settings)
                     continue
                 reader.decode(int(message))
             answer: dict[str, Any] | None = None
