@@ -56,16 +56,17 @@ class Workers:
         ``kept`` is where finished parts lie until the end, also when the disk or the network fails. A bad record ends
         the reading, and nothing is kept then.
         """
+        skipped: list[str] = []
         try:
-            parts = self.parts(path, reading, kept, source, classes=classes)
-            skipped = list(_joined(parts, reading, writer))
+            for part in _joined(self.parts(path, reading, kept, source, classes=classes), reading, writer):
+                skipped += part[: NAMED_AT_MOST - len(skipped)]
         except Unavailable:
             raise
         except BadInput:
             shutil.rmtree(kept, ignore_errors=True)
             raise
         shutil.rmtree(kept, ignore_errors=True)
-        return skipped[:NAMED_AT_MOST]
+        return skipped
 
     def parts(
         self, path: Path, reading: Reading, folder: Path, source: Source, *, classes: tuple[str, ...] | None = None
@@ -153,12 +154,12 @@ def _decoded(processes: SimpleQueue[_Process], start: int) -> None:
         processes.put(process)
 
 
-def _joined(parts: list[Path], reading: Reading, writer: Writer) -> Iterator[str]:
-    """Add the parts to the writer in their order; yields what was left out."""
+def _joined(parts: list[Path], reading: Reading, writer: Writer) -> Iterator[list[str]]:
+    """Add the parts to the writer in their order; yields what was left out of each."""
     persons = Persons(replace(reading.selection, person_file=None))  # the parts name the persons
     for part in parts:
         facts = json.loads((part / "facts.json").read_text())
-        yield from facts["skipped"]
+        yield facts["skipped"]
         if not facts["count"]:
             continue
         check_shape(writer.shape, tuple(facts["shape"]), facts["first"])
