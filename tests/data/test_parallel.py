@@ -98,9 +98,10 @@ def test_a_bad_record_is_refused_and_leaves_nothing(shards: Path, tmp_path: Path
 @pytest.mark.long
 def test_a_killed_reading_goes_on_where_it_was(shards: Path, tmp_path: Path) -> None:
     program = f"""
+import time
 from sfumato.data import parallel, read
 parallel.PART = 256
-read({str(shards)!r}, cache={str(tmp_path)!r}, workers=2, classes=3)
+read({str(shards)!r}, cache={str(tmp_path)!r}, workers=2, classes=3, progress=lambda done: time.sleep(600))
 """
     process = subprocess.Popen([sys.executable, "-c", program])
     while not any(tmp_path.glob("reading-*/[0-9]*[0-9]")):
@@ -119,6 +120,23 @@ read({str(shards)!r}, cache={str(tmp_path)!r}, workers=2, classes=3)
     fresh = read(shards, cache=tmp_path / "fresh", workers=1, classes=3)
     assert np.array_equal(np.asarray(again.pixels), np.asarray(fresh.pixels))
     assert not list(tmp_path.glob("reading-*"))
+
+
+def test_a_reading_that_is_killed_while_it_tidies_up_is_whole(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(folder: Path, **options: object) -> None:
+        for file in sorted(Path(folder).rglob("*"))[:5]:
+            if file.is_file():
+                file.unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(shutil, "rmtree", killed)
+        read(shards, cache=tmp_path, workers=2, classes=3)
+    (entry,) = tmp_path.glob("pixels-*")
+    shutil.rmtree(entry)
+    assert len(read(shards, cache=tmp_path, workers=2, classes=3).labels) == 660
 
 
 def test_at_least_one_process_reads() -> None:

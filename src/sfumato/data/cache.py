@@ -33,20 +33,23 @@ def clear_cache(cache: str | Path | None = None) -> int:
     folder, freed = cache_folder(cache), 0
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
         if _ENTRY.match(entry.name):
-            freed += _removed(entry)
+            freed += remove(entry)
         elif match := _READING.match(entry.name):
             # One that is under way stays.
             with suppress(BlockingIOError), locked(folder / f"{match['name']}.lock", wait=False):
-                freed += _removed(folder / match["name"])
+                freed += remove(folder / match["name"])
     return freed
 
 
-def _removed(entry: Path) -> int:
-    """Remove a folder; returns the number of bytes in it."""
+def remove(entry: Path) -> int:
+    """Remove a folder of the cache, if it is there; returns the number of bytes in it."""
     if entry.is_symlink() or not entry.is_dir():
         return 0
-    freed = sum(file.lstat().st_size for file in entry.rglob("*") if not file.is_dir())
-    shutil.rmtree(entry)
+    # Under another name first: a kill in between must not leave a part of the folder that seems to be all of it.
+    aside = Path(tempfile.mkdtemp(prefix="partial-", dir=entry.parent))
+    entry.rename(aside)
+    freed = sum(file.lstat().st_size for file in aside.rglob("*") if not file.is_dir())
+    shutil.rmtree(aside, ignore_errors=True)
     return freed
 
 

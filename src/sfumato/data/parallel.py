@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -53,19 +52,11 @@ class Workers:
     ) -> list[str]:
         """Decode all records into the writer; returns which were left out as bad, and why.
 
-        ``kept`` is where finished parts lie until the end, also when the disk or the network fails. A bad record ends
-        the reading, and nothing is kept then.
+        ``kept`` is where finished parts lie, until the caller removes them.
         """
         skipped: list[str] = []
-        try:
-            for part in _joined(self.parts(path, reading, kept, source, classes=classes), reading, writer):
-                skipped += part[: NAMED_AT_MOST - len(skipped)]
-        except Unavailable:
-            raise
-        except BadInput:
-            shutil.rmtree(kept, ignore_errors=True)
-            raise
-        shutil.rmtree(kept, ignore_errors=True)
+        for part in _joined(self.parts(path, reading, kept, source, classes=classes), reading, writer):
+            skipped += part[: NAMED_AT_MOST - len(skipped)]
         return skipped
 
     def parts(

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sfumato.data.cache import CachedArrays, Writer, cache_key, find
+from sfumato.data.cache import CachedArrays, Writer, cache_key, find, remove
 from sfumato.data.decode import ImageTransform
-from sfumato.data.errors import BadInput, from_system
+from sfumato.data.errors import BadInput, Unavailable, from_system
 from sfumato.data.formats.arrow import arrow, arrow_splits, is_arrow
 from sfumato.data.formats.file_list import FileList
 from sfumato.data.formats.folder import Folder, folder_splits
@@ -162,11 +162,18 @@ def _read(
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(folder / f"{kept.name}.lock"):
             # Another process may have read the collection while this one waited.
-            found = find(folder, key) or _written(
-                Writer(folder, memory_limit=memory_limit),
-                key,
-                lambda writer: workers.read(path, reading, labels.classes, writer, kept, source),
-            )
+            try:
+                found = find(folder, key) or _written(
+                    Writer(folder, memory_limit=memory_limit),
+                    key,
+                    lambda writer: workers.read(path, reading, labels.classes, writer, kept, source),
+                )
+            except Unavailable:
+                raise
+            except BadInput:
+                remove(kept)
+                raise
+            remove(kept)
     elif found is None:
         found = _written(
             Writer(folder, memory_limit=memory_limit),
