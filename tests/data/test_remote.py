@@ -18,8 +18,10 @@ from cli.test_train import SMALL
 from data.samples import CLASSES, encoded, pictures, write_folder, write_parquet
 from sfumato.data import BadInput, read
 from sfumato.data import parallel as parallel_module
+from sfumato.data.formats.remote import RemoteFolder
 from sfumato.data.holdout import read_train_and_test
 from sfumato.data.remote import Place, address_of, resolved
+from sfumato.data.source import Selection
 
 SECRET = "a-secret-that-no-message-may-hold"
 
@@ -100,6 +102,30 @@ def test_what_the_store_fails_to_bring_is_no_bad_record(
     while error is not None:
         assert SECRET not in str(error)
         error = error.__cause__ or error.__context__
+
+
+def test_the_files_of_a_folder_are_listed_once(
+    memory: MemoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(memory, write_folder(tmp_path / "folder", *pictures(24)), "store")
+    listed: list[str] = []
+    ls = MemoryFileSystem.ls
+
+    def watched(self: MemoryFileSystem, path: str, **options: object) -> object:
+        listed.append(path.rpartition("/")[2])
+        return ls(self, path, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "ls", watched)
+    place = Place("memory://store")
+    source = RemoteFolder(place, Selection())
+    assert source.count() == source.use_listing(tmp_path) == 24 and source.fingerprint()
+    assert [listed.count(name) for name in CLASSES] == [1, 1, 1]
+    # A process that decodes parts lists nothing but the classes.
+    listed.clear()
+    worker = RemoteFolder(place, Selection())
+    worker.use_listing(tmp_path)
+    parts = [record.name for start in (0, 10, 20) for record in worker.part(start, start + 10)]
+    assert set(listed) == {"store"} and parts == [record.name for record in source.records()]
 
 
 @pytest.mark.parametrize(

@@ -63,3 +63,10 @@ def test_a_killed_process_ends_the_others_and_fewer_go_on(moment: int, data: Pat
     release = load(out / "release")
     assert release.card.guarantee == "certified" and release.card.epsilon <= 3.0
     assert sum(event.steps for event in release.card.events if event.name == "training") == STEPS
+
+
+def test_what_one_process_cannot_read_ends_the_others(tmp_path: Path) -> None:
+    (tmp_path / "data.npz").write_bytes(b"PK\x03\x04 and no more")
+    (first, said), (second, lost) = finish(start(command(tmp_path / "data.npz", tmp_path / "run"), 2))
+    assert first != 0 and "the npz file is damaged" in said
+    assert second != 0 and "another process of this run has ended" in lost

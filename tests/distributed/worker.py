@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,17 @@ import torch
 
 from conformance.test_methods import CERTIFIED, budget_for
 from gradient_cases import Classifier, make_batch, squared_error
+from privacy.test_runs import KillAfter, Killed
 from sfumato.audit.replay import replay
 from sfumato.evaluation.features import FeatureNetwork, extract
 from sfumato.methods import Method, find
 from sfumato.privacy import PrivateRecords
-from sfumato.privacy.distributed import World
+from sfumato.privacy.distributed import RankLost, World
 from sfumato.privacy.gradients.engine import GradientSum
 from sfumato.release.export import read_export
 from sfumato.release.release import Release
 from sfumato.release.shards import export_shards
+from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training.distributed import process_group
 from worst_case import worst_case_images
 
@@ -77,10 +80,13 @@ def small_cases(world: World) -> dict[str, Any]:
 
 def audit(world: World) -> dict[str, Any]:
     """Neighbour replay: queries, ledger, released bits and samples of neighbours are equal, and sums move by one."""
-    method = find("dp-vae").small()
-    found = replay(method, worst_case_images(), budget=budget_for(method), pairs=3)
-    # The ledger is in the first process, so only that one can compare it.
-    return {**(found.to_json() if world.first else {}), "wrong movements": wrong_movements(world)}
+    found: dict[str, Any] = {}
+    for name in ("dp-vae", "dp2-vae"):  # the second has private state
+        method = find(name).small()
+        replayed = replay(method, worst_case_images(), budget=budget_for(method), pairs=3)
+        # The ledger is in the first process, so only that one can compare it.
+        found[name] = replayed.to_json() if world.first else None
+    return {**found, "wrong movements": wrong_movements(world)}
 
 
 def wrong_movements(world: World) -> list[int]:
@@ -99,6 +105,30 @@ def wrong_movements(world: World) -> list[int]:
     alone = {unit: total([unit]) for unit in range(7)}
     without = {unit: total([other for other in range(7) if other != unit]) for unit in range(7)}
     return [unit for unit in range(7) if not torch.equal(everybody - without[unit], alone[unit])]
+
+
+def with_state(**options: Any) -> str:
+    """DP²-VAE, whose records have private state, in a run that is saved after every step."""
+    small = find("dp2-vae").small()
+    method = type(small)(**{**small.parameters(), "steps": 6})
+    run = Path(sys.argv[2]).parent / "run"
+    checkpoint = FolderCheckpoint(run / "checkpoint", seconds=0.0)
+    ledger = run / "ledger.jsonl"
+    images, budget = worst_case_images(), budget_for(method)
+    return digest(method.fit(images, budget, ledger, checkpoint=checkpoint, seed=5, device="cpu", **options))
+
+
+def whole(world: World) -> dict[str, Any]:
+    """A run, or the rest of one."""
+    return {"with state": with_state()}
+
+
+def interrupted(world: World) -> dict[str, Any]:
+    """A run that ends after three of six steps: in the first process, and so in all of them."""
+    try:
+        return {"ended": with_state(progress=KillAfter(3, "training"))}
+    except (Killed, RankLost) as error:
+        return {"ended": type(error).__name__}
 
 
 def sampling(world: World) -> dict[str, Any]:
@@ -125,6 +155,31 @@ def features(world: World) -> dict[str, Any]:
     return {"features": hashlib.sha256(found.numpy().tobytes()).hexdigest()}
 
 
+def in_turn(world: World) -> dict[str, Any]:
+    """The first process goes on only when the others have seen exchanges meanwhile, as in a reading of hours."""
+    exchanged = Path(sys.argv[2]) / "exchanged"
+    called: list[int] = []
+    all_reduce = world.all_reduce
+
+    def counted(numbers: torch.Tensor) -> torch.Tensor:
+        total = all_reduce(numbers)
+        called.append(int(total))
+        if not world.first and called[:2] == [1, 1]:
+            exchanged.touch()
+        return total
+
+    def make() -> str:
+        end = time.monotonic() + 60  # it would wait for ever if there were no exchanges
+        while world.first and not exchanged.exists():
+            if time.monotonic() > end:
+                raise TimeoutError("no exchange while this process is busy")
+            time.sleep(0.02)
+        return f"made by {world.rank}"
+
+    world.all_reduce = counted  # type: ignore[method-assign]
+    return {"made": world.in_turn(make)}
+
+
 class _Scaled(torch.nn.Module):
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         return pixels.float() / 255.0
@@ -135,8 +190,11 @@ TASKS: dict[str, Callable[[World], dict[str, Any]]] = {
     "every-method": every_method,
     "small-cases": small_cases,
     "audit": audit,
+    "whole": whole,
+    "interrupted": interrupted,
     "sampling": sampling,
     "features": features,
+    "in-turn": in_turn,
 }
 
 

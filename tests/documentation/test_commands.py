@@ -73,6 +73,22 @@ def test_the_blocks_of_a_page_run(page: Path, prepared: Path, tmp_path: Path, mo
                     assert sfumato(smaller(words)) == 0, words
 
 
+def test_commands_for_clusters_and_stores_are_accepted_here(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(prepared / "xrays", tmp_path / "xrays")
+    scale, data = ROOT / "docs" / "how-to" / "scale.md", ROOT / "docs" / "reference" / "data.md"
+    found = [block for page in (scale, data) for block in blocks(page) if block.tag == "cluster"]
+    started = [words[words.index("sfumato") :] for block in found for words in block.commands() if "sfumato" in words]
+    for number, words in enumerate(started):
+        here = [word.replace("/data/", "").replace("s3://bucket/", "") for word in words]
+        if words[1] == "train" and number:
+            here[here.index("--out") + 1] = f"run-{number}"
+        assert sfumato(smaller(here)) == 0, words
+    assert [words[1] for words in started] == ["train", "sample", "train", "train"]
+
+
 def _python(body: str, module: ModuleType) -> None:
     """Run a block; one that begins with the name of a file is written to that file."""
     first = body.splitlines()[0]

@@ -86,15 +86,20 @@ def evaluate_command(
     into = None if run is None else _internal_folder(run)
     with ProgressBar() as bar:
         bar.report("reading the images", 0, 0)
-        sets = [_synthetic(path, reading) for path in synthetic]
-        reading = _like(sets[0], reading)
-        train, test = _real_images(real, real_test, held_out, reading, bar)
-        shared = None if public is None else shared_images(train.pixels, _read(public, reading).pixels)
+
+        def read_all() -> tuple[list[Images | SyntheticImages], Images, Images, Images | None]:
+            sets = [_synthetic(path, reading) for path in synthetic]
+            alike = _like(sets[0], reading)
+            validation = None if real_validation is None else _read(real_validation, alike)
+            return sets, *_real_images(real, real_test, held_out, alike, bar), validation
+
+        sets, train, test, validation = world.in_turn(read_all)
+        shared = None if public is None else shared_images(train.pixels, _read(public, _like(sets[0], reading)).pixels)
         result = evaluate(
             sets,
             train,
             test,
-            real_validation=None if real_validation is None else _read(real_validation, reading),
+            real_validation=validation,
             protocol=chosen,
             data=real.resolve().name,
             seeds=range(seeds),

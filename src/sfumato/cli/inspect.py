@@ -44,7 +44,10 @@ def inspect(
     with ProgressBar() as progress:
         progress.report("reading the images", 0, 0)
         found = inspect_collection(
-            data, selection, public=public, report=lambda done: progress.report("reading the images", done, 0)
+            data,
+            selection,
+            public=public,
+            report=lambda done, total: progress.report("reading the images", done, total),
         )
     command = next_command(data, found, reading)
     if as_json:

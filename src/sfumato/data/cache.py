@@ -11,17 +11,19 @@ import shutil
 import struct
 import tempfile
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from sfumato.files import cache_folder
+from sfumato.files import cache_folder, locked
 
 MEMORY_LIMIT = 64 << 20
 """Bytes of decoded pixels kept in memory; a larger collection goes to the cache."""
 
-_ENTRY = re.compile(r"^pixels-[0-9a-f]{32}$|^reading-[0-9a-f]{32}$|^partial-")
+_ENTRY = re.compile(r"^pixels-[0-9a-f]{32}$|^partial-")
+_READING = re.compile(r"^(?P<name>reading-[0-9a-f]{32})(\.lock)?$")
 _FACTS = "facts.json"
 _KINDS: dict[str, Any] = {"pixels": np.uint8, "labels": np.int64, "persons": np.int64}
 
@@ -30,9 +32,24 @@ def clear_cache(cache: str | Path | None = None) -> int:
     """Removes all decoded pixels kept there, and what killed runs left behind; returns the number of bytes freed."""
     folder, freed = cache_folder(cache), 0
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if _ENTRY.match(entry.name) and entry.is_dir() and not entry.is_symlink():
-            freed += sum(file.lstat().st_size for file in entry.rglob("*") if not file.is_dir())
-            shutil.rmtree(entry)
+        if _ENTRY.match(entry.name):
+            freed += remove(entry)
+        elif match := _READING.match(entry.name):
+            # One that is under way stays.
+            with suppress(BlockingIOError), locked(folder / f"{match['name']}.lock", wait=False):
+                freed += remove(folder / match["name"])
+    return freed
+
+
+def remove(entry: Path) -> int:
+    """Remove a folder of the cache, if it is there; returns the number of bytes in it."""
+    if entry.is_symlink() or not entry.is_dir():
+        return 0
+    # Under another name first: a kill in between must not leave a part of the folder that seems to be all of it.
+    aside = Path(tempfile.mkdtemp(prefix="partial-", dir=entry.parent))
+    entry.rename(aside)
+    freed = sum(file.lstat().st_size for file in aside.rglob("*") if not file.is_dir())
+    shutil.rmtree(aside, ignore_errors=True)
     return freed
 
 

@@ -7,6 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+# What a disk or a network does that works at other times; it says nothing about the file that was asked for.
+_FAILED = {
+    errno.ECONNABORTED,
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.ENOTCONN,
+    errno.EREMOTEIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+}
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 _FORBIDDEN = {errno.EACCES, errno.EPERM}
 
 
@@ -28,18 +47,36 @@ class BadInput(ValueError):
     def shown(self, *, internal: bool) -> BadInput:
         """A new error: its text, cause and traceback hold no name or count unless ``internal``."""
         if internal or not self.detail:
-            return BadInput(self.rule, advice=self.advice, detail=self.detail)
-        return BadInput(self.rule, advice=f"{self.advice} With internal=True (--internal) this error says which.")
+            return type(self)(self.rule, advice=self.advice, detail=self.detail)
+        return type(self)(self.rule, advice=f"{self.advice} With internal=True (--internal) this error says which.")
+
+
+class Unavailable(BadInput):
+    """What a disk, a network or a store failed to do: no record is bad, and the same command may succeed later."""
 
 
 def from_system(error: OSError) -> BadInput:
     """What the operating system refused, as a rule."""
     detail = str(error)
     if error.errno in _FULL:
-        return BadInput(
+        return Unavailable(
             "there is no space left to write to",
             advice="Free some space, or choose another folder for the decoded pixels (cache=..., or the environment "
-            "variable XDG_CACHE_HOME); nothing was left behind.",
+            "variable XDG_CACHE_HOME), and give the command again. What a large collection's unfinished reading has "
+            "kept is removed by 'sfumato cache'.",
+            detail=detail,
+        )
+    if error.errno in _FAILED:
+        return Unavailable(
+            "the disk or the network failed",
+            advice="Check both, then give the command again: of a large collection, the parts that were read are kept.",
+            detail=detail,
+        )
+    if error.errno in _NO_LOCKS:
+        return Unavailable(
+            "the disk of the decoded pixels has no file locks",
+            advice="Choose a folder on another disk for them (cache=..., or the environment variable XDG_CACHE_HOME): "
+            "without locks, two readings of a large collection would remove each other's parts.",
             detail=detail,
         )
     if error.errno in _FORBIDDEN:
@@ -67,7 +104,7 @@ def parsing(rule: str, *, advice: str, name: str = "") -> Iterator[None]:
     except BadInput:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _FULL | _FORBIDDEN | {errno.ENOENT, errno.EIO}:
+        if isinstance(error, OSError) and error.errno in _FULL | _FAILED | _FORBIDDEN | {errno.ENOENT}:
             raise
         detail = f"{name}: {type(error).__name__}: {error}" if name else f"{type(error).__name__}: {error}"
         raise BadInput(rule, advice=advice, detail=detail) from error

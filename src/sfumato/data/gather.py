@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from sfumato.data.errors import BadInput
+from sfumato.data.errors import BadInput, Unavailable
 from sfumato.data.labels import Labels
 from sfumato.data.source import Record
 
@@ -46,7 +46,7 @@ def gather(
             pixels = record.load(reading.transform)
             label, person = labels.number(record), person_of(record)
         except BadInput as error:
-            if not reading.skip_bad:
+            if isinstance(error, Unavailable) or not reading.skip_bad:
                 raise
             if len(skipped) < NAMED_AT_MOST:
                 skipped.append(f"{record.name}: {error.rule}")

@@ -3,42 +3,102 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sfumato.data.decode import ImageTransform
-from sfumato.data.errors import BadInput, from_system
+from sfumato.data.errors import BadInput, Unavailable, from_system
 from sfumato.data.formats.files import burned_in_text
+from sfumato.data.parallel import Workers
 from sfumato.data.persons import Persons
 from sfumato.data.reader import Reading, collection_splits, open_source, recognise, silent_decoders
-from sfumato.data.source import Record, Selection
+from sfumato.data.source import Record, Selection, Source
 
 _NAMED_AT_MOST = 100
 _USUAL_SIZES = (28, 32, 64)
+_PUBLIC = "public"
+_KEY_BYTES = 32
 
 
 @dataclass
-class Inspection:
-    """What was found. ``sizes`` counts (height, width); ``bad`` names records and the rules they break."""
+class Counts:
+    """What a collection, or a part of one, holds.
 
-    format: str
-    splits: tuple[str, ...]
-    declared_classes: tuple[str, ...] | None
+    ``sizes`` counts (height, width); ``bad`` names records and the rules they break.
+    """
+
     images: int = 0
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
     colours: Counter[str] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
     unlabelled: int = 0
-    persons: Counter[int] = field(default_factory=Counter)
+    persons: Counter[int | str] = field(default_factory=Counter)
     burned_in: int = 0
     bad: list[str] = field(default_factory=list)
     bad_images: int = 0
-    shared_with_public: int | None = None
+    shared: int = 0
+
+    def add(self, record: Record, persons: Persons, known: set[bytes], *, root: Path | None) -> None:
+        """Count one record; ``known`` are the keys of public images."""
+        try:
+            pixels = record.load(ImageTransform())
+            person = persons.name(record)
+        except Unavailable:
+            raise
+        except BadInput as error:
+            self.bad_images += 1
+            if len(self.bad) < _NAMED_AT_MOST:
+                self.bad.append(f"{record.name}: {error.rule}")
+            return
+        self.images += 1
+        self.sizes[pixels.shape[1], pixels.shape[2]] += 1
+        self.colours[_colour(pixels)] += 1
+        self.shared += bool(known) and _key(pixels) in known
+        if record.label is None or record.label == "":
+            self.unlabelled += 1
+        else:
+            self.labels[str(record.label)] += 1
+        if person is not None:
+            self.persons[person] += 1
+        if root is not None and record.file is not None and burned_in_text(root, record.file):
+            self.burned_in += 1
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON has it: counters as lists of pairs, whose keys keep their kinds."""
+        facts = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return {name: list(value.items()) if isinstance(value, Counter) else value for name, value in facts}
+
+    def include(self, plain: dict[str, Any]) -> None:
+        """Add what ``to_plain`` gave for another part."""
+        for name, value in plain.items():
+            mine = getattr(self, name)
+            if isinstance(mine, Counter):
+                mine.update({tuple(key) if isinstance(key, list) else key: count for key, count in value})
+            else:
+                setattr(self, name, mine + value)
+        del self.bad[_NAMED_AT_MOST:]
+
+
+@dataclass
+class Inspection(Counts):
+    """What was found in a whole collection, and what kind of collection it is."""
+
+    format: str = ""
+    splits: tuple[str, ...] = ()
+    declared_classes: tuple[str, ...] | None = None
+    compared: bool = False
+
+    @property
+    def shared_with_public(self) -> int | None:
+        """Images that are also in the public collection; ``None`` where there was none to compare with."""
+        return self.shared if self.compared else None
 
     @property
     def suggested_size(self) -> int | None:
@@ -84,7 +144,8 @@ def inspect(
     selection: Selection,
     *,
     public: str | Path | None = None,
-    report: Callable[[int], None] = lambda done: None,
+    workers: int | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Inspection:
     """Read every image of a collection and count what is there.
 
@@ -93,24 +154,50 @@ def inspect(
         selection: Which columns and which part to read.
         public: A collection that is to be treated as public: images that are in both are counted. Only equal pixels
             are found, not images that were resized or compressed anew.
-        report: Called with the number of images that were read so far.
+        workers: Processes that read a large collection; by default one for each core.
+        report: Called with how much was read and with how much there is to read, or 0 where that is unknown.
     """
     path = Path(path)
     reading = Reading(ImageTransform(), selection, format=None, skip_bad=False, infer_classes=False)
+    processes = Workers(workers, lambda done: report(done, 100))
     try:
         with silent_decoders():
-            known = None if public is None else _public_keys(Path(public))
+            known = set() if public is None else _public_keys(Path(public))
             kind = recognise(path)
             source = open_source(path, reading)
-            found = Inspection(kind, collection_splits(path), source.classes)
-            found.shared_with_public = None if known is None else 0
-            persons = Persons(selection)
-            for done, record in enumerate(source.records(), start=1):
-                _count(record, found, persons, known, root=getattr(source, "root", None))
-                report(done)
+            found = Inspection(
+                format=kind,
+                splits=collection_splits(path),
+                declared_classes=source.classes,
+                compared=public is not None,
+            )
+            if processes.pay(source):
+                _include_parts(found, processes, path, reading, source, known)
+            else:
+                persons = Persons(selection)
+                for done, record in enumerate(source.records(), start=1):
+                    found.add(record, persons, known, root=getattr(source, "root", None))
+                    report(done, 0)
     except OSError as error:
         raise from_system(error).shown(internal=True) from None
     return found
+
+
+def _include_parts(
+    found: Inspection, processes: Workers, path: Path, reading: Reading, source: Source, known: set[bytes]
+) -> None:
+    """Count in several processes."""
+    with tempfile.TemporaryDirectory(prefix="sfumato-") as name:
+        folder = Path(name)
+        (folder / _PUBLIC).write_bytes(b"".join(known))
+        for part in processes.parts(path, reading, folder, source):
+            found.include(json.loads(part.read_text()))
+
+
+def public_keys_in(folder: Path) -> set[bytes]:
+    """The keys of public images that a process is to compare with."""
+    content = (folder / _PUBLIC).read_bytes()
+    return {content[start : start + _KEY_BYTES] for start in range(0, len(content), _KEY_BYTES)}
 
 
 def _public_keys(path: Path) -> set[bytes]:
@@ -129,30 +216,6 @@ def _key(pixels: np.ndarray) -> bytes:
     """The same for equal images, whether a grey one is stored as grey or as colour."""
     values = pixels if _colour(pixels) == "colour" else pixels[:1]
     return hashlib.sha256(f"{values.shape}".encode() + values.tobytes()).digest()
-
-
-def _count(record: Record, found: Inspection, persons: Persons, known: set[bytes] | None, *, root: Path | None) -> None:
-    try:
-        pixels = record.load(ImageTransform())
-        person = persons.number(record)
-    except BadInput as error:
-        found.bad_images += 1
-        if len(found.bad) < _NAMED_AT_MOST:
-            found.bad.append(f"{record.name}: {error.rule}")
-        return
-    found.images += 1
-    found.sizes[pixels.shape[1], pixels.shape[2]] += 1
-    found.colours[_colour(pixels)] += 1
-    if known is not None and found.shared_with_public is not None:
-        found.shared_with_public += _key(pixels) in known
-    if record.label is None or record.label == "":
-        found.unlabelled += 1
-    else:
-        found.labels[str(record.label)] += 1
-    if person is not None:
-        found.persons[person] += 1
-    if root is not None and record.file is not None and burned_in_text(root, record.file):
-        found.burned_in += 1
 
 
 def _colour(pixels: np.ndarray) -> str:

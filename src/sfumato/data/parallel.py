@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sfumato.data.cache import Writer
-from sfumato.data.errors import BadInput
+from sfumato.data.errors import BadInput, Unavailable
 from sfumato.data.gather import NAMED_AT_MOST, check_shape
+from sfumato.data.listing import ListedSource
 from sfumato.data.persons import Persons
 from sfumato.data.source import Source
 from sfumato.files import private_folder
@@ -52,21 +52,24 @@ class Workers:
     ) -> list[str]:
         """Decode all records into the writer; returns which were left out as bad, and why.
 
-        ``kept`` is where finished parts lie until the end. A bad record ends the reading, and nothing is kept then.
+        ``kept`` is where finished parts lie, until the caller removes them.
         """
-        count = source.count() or 0
-        starts = range(0, count, PART)
-        private_folder(kept)
+        skipped: list[str] = []
+        for part in _joined(self.parts(path, reading, kept, source, classes=classes), reading, writer):
+            skipped += part[: NAMED_AT_MOST - len(skipped)]
+        return skipped
+
+    def parts(
+        self, path: Path, reading: Reading, folder: Path, source: Source, *, classes: tuple[str, ...] | None = None
+    ) -> list[Path]:
+        """What the processes made of each part, in ``folder``: decoded rows, or counts where no classes are given."""
+        private_folder(folder)
+        count = source.use_listing(folder) if isinstance(source, ListedSource) else source.count() or 0
+        parts = {start: folder / str(start) for start in range(0, count, PART)}
         settings = {"path": str(path), "reading": _plain(asdict(reading)), "classes": classes}
-        settings |= {"folder": str(kept), "size": PART}
-        try:
-            self._decode([start for start in starts if not (kept / str(start)).exists()], settings, len(starts))
-            skipped = list(_joined([kept / str(start) for start in starts], reading, writer))
-        except BadInput:
-            shutil.rmtree(kept, ignore_errors=True)
-            raise
-        shutil.rmtree(kept, ignore_errors=True)
-        return skipped[:NAMED_AT_MOST]
+        settings |= {"folder": str(folder), "size": PART}
+        self._decode([start for start, part in parts.items() if not part.exists()], settings, len(parts))
+        return list(parts.values())
 
     def _decode(self, missing: list[int], settings: dict[str, Any], total: int) -> None:
         processes: SimpleQueue[_Process] = SimpleQueue()
@@ -119,10 +122,14 @@ class _Process:
         except BrokenPipeError:
             answer = ""
         if not answer:
-            raise OSError("a process that reads the collection has ended; run the command again to go on")
+            raise Unavailable(
+                "a process that reads the collection has ended",
+                advice="Give the command again: parts that were read are kept.",
+            )
         error = json.loads(answer)
         if error is not None:
-            raise BadInput(error["rule"], advice=error["advice"], detail=error["detail"])
+            kind = Unavailable if error["unavailable"] else BadInput
+            raise kind(error["rule"], advice=error["advice"], detail=error["detail"])
 
     def close(self) -> None:
         """End the process."""
@@ -138,12 +145,12 @@ def _decoded(processes: SimpleQueue[_Process], start: int) -> None:
         processes.put(process)
 
 
-def _joined(parts: list[Path], reading: Reading, writer: Writer) -> Iterator[str]:
-    """Add the parts to the writer in their order; yields what was left out."""
-    persons = Persons(reading.selection)
+def _joined(parts: list[Path], reading: Reading, writer: Writer) -> Iterator[list[str]]:
+    """Add the parts to the writer in their order; yields what was left out of each."""
+    persons = Persons(replace(reading.selection, person_file=None))  # the parts name the persons
     for part in parts:
         facts = json.loads((part / "facts.json").read_text())
-        yield from facts["skipped"]
+        yield facts["skipped"]
         if not facts["count"]:
             continue
         check_shape(writer.shape, tuple(facts["shape"]), facts["first"])

@@ -6,26 +6,31 @@ import json
 import os
 import shutil
 import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from sfumato.data.decode import ImageTransform
-from sfumato.data.errors import BadInput, from_system
+from sfumato.data.errors import BadInput, Unavailable, from_system
 from sfumato.data.gather import gather
+from sfumato.data.inspection import Counts, public_keys_in
 from sfumato.data.labels import Labels
+from sfumato.data.listing import ListedSource
 from sfumato.data.persons import Persons
 from sfumato.data.reader import Reading, open_source, silent_decoders
-from sfumato.data.source import Selection
-from sfumato.files import private_folder, write_json
+from sfumato.data.source import Record, Selection
+from sfumato.files import write_json
 
 
 class PartRows:
     """The rows of a part, in files: pixels, labels and the names of persons."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = private_folder(folder)
+        self._folder = folder
         self._pixels, self._labels = (_created(folder / name) for name in ("pixels", "labels"))
         self._persons: list[int | str | None] = []
         self.shape: tuple[int, ...] | None = None
@@ -57,23 +62,52 @@ def _created(path: Path) -> IO[bytes]:
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb", buffering=1 << 20)
 
 
-class PartReader:
-    """Decodes one part after another."""
+class Parts(ABC):
+    """A collection of which one part after another is taken."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._reading = _reading(settings["reading"])
         self._source = open_source(Path(settings["path"]), self._reading)
+        self._persons = Persons(self._reading.selection)
+        self._folder, self._size = Path(settings["folder"]), int(settings["size"])
+        if isinstance(self._source, ListedSource):
+            self._source.use_listing(self._folder)
+
+    @abstractmethod
+    def decode(self, start: int) -> None:
+        """Take the part that begins at ``start``, and leave a file or folder of this name."""
+
+    def _records(self, start: int) -> Iterator[Record]:
+        return self._source.part(start, start + self._size)
+
+
+class PartReader(Parts):
+    """Decodes parts into folders of rows."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(settings)
         classes = tuple(settings["classes"])
         self._labels = Labels(self._source, self._reading.selection, infer=False, classes=classes)
-        self._folder, self._size = Path(settings["folder"]), int(settings["size"])
 
     def decode(self, start: int) -> None:
-        """Decode the records from ``start`` on into a folder of this name."""
-        # With the number of the process: one of a reading that was killed may still be writing this part.
-        rows = PartRows(self._folder / f"{start}-{os.getpid()}.new")
-        records = self._source.part(start, start + self._size)
-        skipped = gather(records, self._reading, self._labels, Persons(self._reading.selection).name, rows)
+        # A name of its own: a process of a reading that was killed may still be writing this part.
+        rows = PartRows(Path(tempfile.mkdtemp(prefix=f"{start}-", suffix=".new", dir=self._folder)))
+        skipped = gather(self._records(start), self._reading, self._labels, self._persons.name, rows)
         rows.finish(skipped, start)
+
+
+class PartInspector(Parts):
+    """Counts what parts hold, into JSON files."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(settings)
+        self._known = public_keys_in(self._folder)
+
+    def decode(self, start: int) -> None:
+        counts = Counts()
+        for record in self._records(start):
+            counts.add(record, self._persons, self._known, root=getattr(self._source, "root", None))
+        write_json(self._folder / str(start), counts.to_plain(), private=True)
 
 
 def _reading(plain: dict[str, Any]) -> Reading:
@@ -88,23 +122,24 @@ def _reading(plain: dict[str, Any]) -> Reading:
     return Reading(**{**plain, **parts})
 
 
-def _told(error: BadInput) -> dict[str, str]:
-    return {"rule": error.rule, "advice": error.advice, "detail": error.detail}
+def _told(error: BadInput) -> dict[str, Any]:
+    told = {"rule": error.rule, "advice": error.advice, "detail": error.detail}
+    return {**told, "unavailable": isinstance(error, Unavailable)}
 
 
 def main() -> None:
     """Answer every line that comes in."""
-    reader: PartReader | None = None
+    reader: Parts | None = None
     for line in sys.stdin:
         message = json.loads(line)
         try:
             with silent_decoders():
                 if reader is None:
                     settings = message if isinstance(message, dict) else {}
-                    reader = PartReader(settings)
+                    reader = (PartInspector if settings["classes"] is None else PartReader)(settings)
                     continue
                 reader.decode(int(message))
-            answer: dict[str, str] | None = None
+            answer: dict[str, Any] | None = None
         except BadInput as error:
             answer = _told(error)
         except OSError as error:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sfumato.data.cache import CachedArrays, Writer, cache_key, find
+from sfumato.data.cache import CachedArrays, Writer, cache_key, find, remove
 from sfumato.data.decode import ImageTransform
-from sfumato.data.errors import BadInput, from_system
+from sfumato.data.errors import BadInput, Unavailable, from_system
 from sfumato.data.formats.arrow import arrow, arrow_splits, is_arrow
 from sfumato.data.formats.file_list import FileList
 from sfumato.data.formats.folder import Folder, folder_splits
@@ -26,7 +26,7 @@ from sfumato.data.parallel import Workers
 from sfumato.data.persons import Persons
 from sfumato.data.remote import Place, address_of
 from sfumato.data.source import Selection, Source, files_fingerprint
-from sfumato.files import cache_folder
+from sfumato.files import cache_folder, locked
 
 Format = Literal["folder", "list", "npz", "idx", "parquet", "arrow"]
 
@@ -157,24 +157,45 @@ def _read(
     beside = [] if reading.selection.person_file is None else [reading.selection.person_file]
     key = cache_key(source.fingerprint(), files_fingerprint(beside), reading, labels.classes)
     found = find(folder, key)
-    if found is None:
-        writer = Writer(folder, memory_limit=memory_limit)
-        try:
-            if workers.pay(source):
-                skipped = workers.read(path, reading, labels.classes, writer, folder / f"reading-{key}", source)
-            else:
-                skipped = gather(source.records(), reading, labels, Persons(reading.selection).number, writer)
-            if not writer.count:
-                raise BadInput(
-                    "the collection has no images that can be used",
-                    advice="Check the path; with skip_bad (--skip-bad), see what was left out (internal=True, "
-                    "--internal).",
+    if found is None and workers.pay(source):
+        kept = folder / f"reading-{key}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(folder / f"{kept.name}.lock"):
+            # Another process may have read the collection while this one waited.
+            try:
+                found = find(folder, key) or _written(
+                    Writer(folder, memory_limit=memory_limit),
+                    key,
+                    lambda writer: workers.read(path, reading, labels.classes, writer, kept, source),
                 )
-            found = writer.finish(key, {"skipped": skipped})
-        except BaseException:
-            writer.discard()
-            raise
+            except Unavailable:
+                raise
+            except BadInput:
+                remove(kept)
+                raise
+            remove(kept)
+    elif found is None:
+        found = _written(
+            Writer(folder, memory_limit=memory_limit),
+            key,
+            lambda writer: gather(source.records(), reading, labels, Persons(reading.selection).number, writer),
+        )
     return found, labels.classes
+
+
+def _written(writer: Writer, key: str, read: Callable[[Writer], list[str]]) -> CachedArrays:
+    """What ``read`` gives the writer; it returns which records were left out."""
+    try:
+        skipped = read(writer)
+        if not writer.count:
+            raise BadInput(
+                "the collection has no images that can be used",
+                advice="Check the path; with skip_bad (--skip-bad), see what was left out (internal=True, --internal).",
+            )
+        return writer.finish(key, {"skipped": skipped})
+    except BaseException:
+        writer.discard()
+        raise
 
 
 def _exported(path: Path) -> Path:

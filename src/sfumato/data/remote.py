@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato.data.errors import BadInput
+from sfumato.data.errors import BadInput, Unavailable
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -154,29 +154,29 @@ class Place:
         if isinstance(error, ValueError) and "Protocol not known" in str(error):
             return BadInput(f"{self._scheme}:// is not a known kind of address", advice="For example s3:// or hf://.")
         if isinstance(error, FileNotFoundError):
-            return BadInput(
+            return Unavailable(
                 f"there is nothing at {self._shown}",
                 advice="Check the bucket or data set, the path in it, and the endpoint of the store.",
             )
         if kinds & _NO_CREDENTIALS:
-            return BadInput(
+            return Unavailable(
                 f"no credentials were found for {self._shown}",
                 advice="Give them in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or "
                 "FSSPEC_S3='{\"anon\": true}' for a public bucket).",
             )
         if isinstance(error, PermissionError):
-            return BadInput(
+            return Unavailable(
                 f"{self._shown} may not be read with these credentials",
                 advice="Ask for the permission to list and to read it, or check the credentials in the environment.",
             )
         if kinds & _UNREACHABLE or isinstance(error, (ConnectionError, TimeoutError)):
-            return BadInput(
+            return Unavailable(
                 f"the store of {self._shown} cannot be reached",
                 advice="Check the network and the endpoint (AWS_ENDPOINT_URL), then give the command again: parts that "
                 "were read are kept.",
             )
         advice = "Check the address and the credentials."
-        return BadInput(f"{self._shown} cannot be read", advice=advice, detail=type(error).__name__)
+        return Unavailable(f"{self._shown} cannot be read", advice=advice, detail=type(error).__name__)
 
 
 class RemoteStream(io.RawIOBase):

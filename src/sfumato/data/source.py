@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -66,7 +66,7 @@ class Source(Protocol):
         """The records from number ``start`` on, up to ``stop``."""
 
 
-def files_fingerprint(files: Sequence[Path | RemoteFile]) -> str:
+def files_fingerprint(files: Iterable[Path | RemoteFile]) -> str:
     """A fingerprint of files by path, size and times, or by what their store says about the version."""
     digest = hashlib.blake2b(digest_size=16)
     for file in files:

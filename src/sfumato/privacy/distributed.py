@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from concurrent import futures
+from threading import Thread
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +22,9 @@ from torch import Tensor
 Result = TypeVar("Result")
 
 _WHOLE = (torch.int64, torch.int32, torch.uint8)
+
+
+_SECONDS = 1.0  # between two exchanges of processes that wait for one
 
 
 class RankLost(RuntimeError):
@@ -95,9 +100,28 @@ class World:
         """What ``make`` returns, after the first process of this machine has called it: it may fill a cache."""
         if self.size == 1:
             return make()
-        found = make() if self._leads else None
-        self.wait()
-        return make() if found is None else found
+        first, others = futures.Future[Result](), futures.Future[Result]()
+        self._together(make, first, here=self._leads)
+        self._together(make, others, here=not self._leads)
+        return first.result() if self._leads else others.result()
+
+    def _together(self, make: Callable[[], Result], made: futures.Future[Result], *, here: bool) -> None:
+        """Call ``make`` in the processes where ``here`` says so, and return when all of them are done.
+
+        That may take hours, more than an exchange waits for a process. So there are exchanges all the time, by which
+        a process that has ended is noticed as ever.
+        """
+        if here:
+            # A daemon: it must not keep a process alive that has lost the others.
+            Thread(target=_fulfil, args=(made, make), daemon=True).start()
+        busy = True
+        while busy:
+            if here:
+                futures.wait([made], _SECONDS)
+            done = made.done() or not here
+            if made.done():
+                made.result()  # raises what ``make`` raised
+            busy = bool(self.all_reduce(torch.tensor([int(not done)])).item())
 
     def wait(self) -> None:
         """Return when all processes have come here."""
@@ -113,3 +137,10 @@ class World:
         raise RankLost(
             f"{reason}. The ledger holds everything that was charged: resume the run, with any number of processes"
         )
+
+
+def _fulfil(made: futures.Future[Result], make: Callable[[], Result]) -> None:
+    try:
+        made.set_result(make())
+    except BaseException as error:
+        made.set_exception(error)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 
 from sfumato.data.errors import BadInput, parsing
 from sfumato.data.formats.files import load_image
+from sfumato.data.listing import Entry, ListedSource
 from sfumato.data.source import Record, Selection, files_fingerprint
 
 _IMAGE_COLUMNS = ("file", "path", "image", "filename")
@@ -18,10 +19,8 @@ _MALFORMED = "the list of files is not a CSV file"
 _ADVICE = "Save it as UTF-8 text with commas and column names in the first line."
 
 
-class FileList:
+class FileList(ListedSource):
     """Paths are relative to the folder of the list and stay inside it."""
-
-    classes: tuple[str, ...] | None = None
 
     def __init__(self, path: Path, selection: Selection) -> None:
         self._path, self.root = path, path.parent
@@ -38,30 +37,25 @@ class FileList:
 
     def fingerprint(self) -> str:
         """Of the list and of every file in it."""
-        root = self._path.parent
-        files = [root / record.name for record in self.records()]
-        return files_fingerprint([self._path, *(file for file in files if file.is_file())])
+        files = (self.root / name for name, _, _ in self.entries())
+        return files_fingerprint(chain([self._path], (file for file in files if file.is_file())))
 
     def count(self) -> int | None:
         with parsing(_MALFORMED, advice=_ADVICE), self._path.open(newline="", encoding="utf-8-sig") as file:
             return sum(1 for _ in csv.DictReader(file))
 
-    def part(self, start: int, stop: int) -> Iterator[Record]:
-        return islice(self.records(), start, stop)
-
-    def records(self) -> Iterator[Record]:
-        """The images in the order of the list."""
-        root = str(self._path.parent)
+    def entries(self, scratch: Path | None = None) -> Iterator[Entry]:
+        """Path, label and person of every image, in the order of the list."""
         with parsing(_MALFORMED, advice=_ADVICE), self._path.open(newline="", encoding="utf-8-sig") as file:
             for row in csv.DictReader(file):
                 name = os.path.normpath((row[self._image] or "").strip())
-                yield Record(
-                    load=partial(load_image, root, name),
-                    label=None if self._label is None else _label(row[self._label]),
-                    person=None if self._person is None else (row[self._person] or "").strip() or None,
-                    name=name,
-                    file=name,
-                )
+                label = None if self._label is None else _label(row[self._label])
+                yield name, label, None if self._person is None else (row[self._person] or "").strip() or None
+
+    def records_of(self, entries: Iterable[Entry]) -> Iterator[Record]:
+        root = str(self.root)
+        for name, label, person in entries:
+            yield Record(load=partial(load_image, root, name), label=label, person=person, name=name, file=name)
 
 
 def _column(name: str | None, names: list[str], option: str) -> str:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
+import json
 import os
+import tempfile
 import unicodedata
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from sfumato.data.errors import BadInput
 from sfumato.data.formats.dicom import PATIENT, is_dicom, patient
 from sfumato.data.formats.files import is_ignored, load_image, real_path
+from sfumato.data.listing import Entry, ListedSource
 from sfumato.data.source import Record, Selection
 
 Part = TypeVar("Part")
@@ -29,40 +32,48 @@ SPLITS = {
     "validation": "val",
 }
 """The part that a folder of this name is."""
-# File names held in memory at once; a class with more is walked in several passes.
+# File names held in memory at once; those of a class with more are sorted by way of temporary files.
 _NAMES_AT_ONCE = 100_000
+_NAMED_AT_MOST = 10
 
 
 def folder_splits(root: Path) -> dict[str, Path]:
     """The parts of a folder ``root/train/class/image``; empty where the sub-folders are classes."""
-    found = {entry.name: Path(entry.path) for entry in os.scandir(root) if not is_ignored(entry.name)}
-    names = {name: SPLITS.get(name.lower()) for name in found}
-    if not found or None in names.values() or len(set(names.values())) != len(names):
-        return {}
+    found: dict[str, Path] = {}
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if is_ignored(entry.name):
+                continue
+            split = SPLITS.get(entry.name.lower())
+            if split is None or split in found:
+                return {}
+            found[split] = Path(entry.path)
     # A class may be called "train": parts hold class folders, classes hold images.
-    if not all(path.is_dir() and any(child.is_dir() for child in path.iterdir()) for path in found.values()):
-        return {}
-    return {split: found[name] for name, split in names.items() if split is not None}
+    return found if all(path.is_dir() and _holds_folders(path) for path in found.values()) else {}
 
 
-class Folder:
+def _holds_folders(path: Path) -> bool:
+    with os.scandir(path) as entries:
+        return any(entry.is_dir() for entry in entries)
+
+
+class Folder(ListedSource):
     """``root/class/image``, or ``root/train/class/image`` beside ``root/test``. Links may point inside only."""
 
     def __init__(self, root: Path, selection: Selection) -> None:
         parts = folder_splits(root) if selection.labelled else {}
         self.root = chosen_split(parts, selection.split) if parts else root
         self._selection = selection
-        folders, loose = _listed(self.root)
+        folders = _folders(self.root)
         if selection.labelled:
-            check_layout(folders, loose)
+            check_layout(folders, _loose(self.root))
         for name in folders:
             check_name(name)
             real_path(str(self.root), os.path.join(self.root, name))
         self._folders = sorted(folders)
-        self.classes: tuple[str, ...] | None = None
         if selection.labelled:
             # A class that has no image in one part is a class of the collection all the same.
-            every = {name for part in parts.values() for name in _listed(part)[0]} | set(folders)
+            every = {name for part in parts.values() for name in _folders(part)} | set(folders)
             self.classes = declared_classes(tuple(sorted(every)), selection)
         self._places = self._folders if selection.labelled else [*self._folders, ""]
 
@@ -85,30 +96,26 @@ class Folder:
         return f"{os.path.realpath(self.root)}\0{total:x}"
 
     def count(self) -> int | None:
-        """None where persons come from the files themselves, which passing over a record would open."""
-        if self._selection.person_column == PATIENT:
-            return None
         return sum(1 for place in self._places for _ in self._entries(place))
 
-    def part(self, start: int, stop: int) -> Iterator[Record]:
-        return islice(self.records(), start, stop)
-
-    def records(self) -> Iterator[Record]:
-        """The images in the order of their classes and names."""
+    def entries(self, scratch: Path | None = None) -> Iterator[Entry]:
+        """Folder and name of every image, in the order of classes and names; hashes come first in a large class."""
         for place in self._places:
             count = sum(1 for _ in self._entries(place))
-            passes = 1 + count // _NAMES_AT_ONCE
-            for turn in range(passes):
-                names = (e.name for e in self._entries(place) if _bucket(e.name, passes) == turn)
-                for name in sorted(names):
-                    relative = os.path.join(place, name)
-                    yield Record(
-                        load=partial(load_image, str(self.root), relative),
-                        label=place if self._selection.labelled else None,
-                        person=self._patient(relative),
-                        name=relative,
-                        file=relative,
-                    )
+            names = (entry.name for entry in self._entries(place))
+            for name in sorted(names) if count < _NAMES_AT_ONCE else _sorted_on_disk(names, count, scratch):
+                yield place, name
+
+    def records_of(self, entries: Iterable[Entry]) -> Iterator[Record]:
+        for place, name in entries:
+            relative = os.path.join(place, name)
+            yield Record(
+                load=partial(load_image, str(self.root), relative),
+                label=place if self._selection.labelled else None,
+                person=self._patient(relative),
+                name=relative,
+                file=relative,
+            )
 
     def _patient(self, relative: str) -> str | None:
         if self._selection.person_column != PATIENT:
@@ -120,15 +127,17 @@ class Folder:
             return patient(file, name=relative) if is_dicom(file) else None
 
 
-def _listed(root: Path) -> tuple[list[str], list[str]]:
-    """The names of the folders and of the files in ``root``."""
-    folders: list[str] = []
-    files: list[str] = []
+def _folders(root: Path) -> list[str]:
+    """The names of the folders in ``root``."""
     with os.scandir(root) as entries:
-        for entry in entries:
-            if not is_ignored(entry.name):
-                (folders if entry.is_dir() else files).append(entry.name)
-    return folders, files
+        return [entry.name for entry in entries if not is_ignored(entry.name) and entry.is_dir()]
+
+
+def _loose(root: Path) -> list[str]:
+    """The first names of files in ``root``."""
+    with os.scandir(root) as entries:
+        names = (entry.name for entry in entries if not (is_ignored(entry.name) or entry.is_dir()))
+        return heapq.nsmallest(_NAMED_AT_MOST, names)
 
 
 def chosen_split(parts: Mapping[str, Part], split: str) -> Part:
@@ -148,7 +157,7 @@ def check_layout(folders: Sequence[str], loose: Sequence[str]) -> None:
             "files lie beside the class folders",
             advice="Put every image into the folder of its class, or read without labels (labelled=False, "
             "--no-labels).",
-            detail=", ".join(sorted(loose)[:10]),
+            detail=", ".join(sorted(loose)[:_NAMED_AT_MOST]),
         )
     if not folders:
         raise BadInput(
@@ -170,8 +179,26 @@ def declared_classes(folders: tuple[str, ...], selection: Selection) -> tuple[st
     return selection.classes
 
 
-def _bucket(name: str, passes: int) -> int:
-    return zlib.crc32(name.encode("utf-8", "surrogateescape")) % passes
+def _sorted_on_disk(names: Iterable[str], count: int, scratch: Path | None) -> Iterator[str]:
+    """Names by their hashes, and sorted where hashes are equal, with a part of them in memory at a time."""
+    buckets: list[list[str]] = [[] for _ in range(1 + count // _NAMES_AT_ONCE)]
+    with tempfile.TemporaryDirectory(prefix="names-", dir=scratch) as folder:
+        files = [os.path.join(folder, str(number)) for number in range(len(buckets))]
+
+        def flush() -> None:
+            for file, bucket in zip(files, buckets, strict=True):
+                with open(file, "a", encoding="ascii") as opened:
+                    opened.writelines(json.dumps(name) + "\n" for name in bucket)
+                bucket.clear()
+
+        for number, name in enumerate(names, start=1):
+            buckets[zlib.crc32(name.encode("utf-8", "surrogateescape")) % len(buckets)].append(name)
+            if number % _NAMES_AT_ONCE == 0:
+                flush()
+        flush()
+        for file in files:
+            with open(file, encoding="ascii") as opened:
+                yield from sorted(json.loads(line) for line in opened)
 
 
 def check_name(name: str) -> None:

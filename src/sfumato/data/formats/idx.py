@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import struct
 from collections.abc import Iterator
@@ -25,13 +26,9 @@ _ROWS = 1024
 
 def splits(folder: Path) -> dict[str, Path]:
     """The images file of each split in a folder; t10k is called test."""
-    found = {}
-    for file in sorted(folder.iterdir()):
-        match = IMAGES.match(file.name)
-        if match:
-            name = match["split"]
-            found["test" if name == "t10k" else name] = file
-    return found
+    with os.scandir(folder) as entries:
+        files = sorted((entry.name, match["split"]) for entry in entries if (match := IMAGES.match(entry.name)))
+    return {"test" if split == "t10k" else split: folder / name for name, split in files}
 
 
 class Idx:

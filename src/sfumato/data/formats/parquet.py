@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,7 +34,14 @@ def parquet_table(files: Sequence[File], selection: Selection) -> Table[File]:
 
 def files_in(folder: Path) -> list[Path]:
     """The parquet files of a folder; ``data/`` is where the Hub keeps them."""
-    return sorted(folder.glob("*.parquet")) or sorted((folder / "data").glob("*.parquet"))
+    for place in (folder, folder / "data"):
+        if place.is_dir():
+            # Not by glob, which lists a folder of any size in memory.
+            with os.scandir(place) as entries:
+                found = sorted(Path(entry.path) for entry in entries if entry.name.endswith(".parquet"))
+            if found:
+                return found
+    return []
 
 
 def parquet_splits(folder: Path) -> dict[str, list[Path]]:

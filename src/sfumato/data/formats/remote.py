@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import json
+import tempfile
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Literal
+from functools import cached_property, partial
+from pathlib import Path
+from typing import IO, Literal
 
 import numpy as np
 
@@ -16,6 +19,7 @@ from sfumato.data.formats.dicom import PATIENT, is_dicom, patient
 from sfumato.data.formats.files import decode_image, is_ignored
 from sfumato.data.formats.folder import SPLITS, check_layout, check_name, chosen_split, declared_classes
 from sfumato.data.formats.parquet import by_split, chosen_shards, parquet_table
+from sfumato.data.listing import Entry, ListedSource
 from sfumato.data.remote import Place, RemoteFile
 from sfumato.data.source import Record, Selection, Source, files_fingerprint
 
@@ -23,6 +27,7 @@ from sfumato.data.source import Record, Selection, Source, files_fingerprint
 _AT_ONCE, _BYTES_AT_ONCE = 64, 64 << 20
 _REQUESTS = 16
 _LARGEST_FILE = 1 << 28
+_LISTING_IN_MEMORY = 1 << 24  # bytes; a longer list of files goes to a temporary file that has no name
 
 
 def remote_format(place: Place) -> Literal["folder", "parquet"]:
@@ -78,39 +83,53 @@ def _visible(place: Place, *folders: str) -> tuple[list[str], list[RemoteFile]]:
     return [name for name in names if not is_ignored(name)], [file for file in files if not is_ignored(file.name)]
 
 
-class RemoteFolder:
-    """An image folder at an address. The list of its files is held in memory, their content a few at a time."""
+class RemoteFolder(ListedSource):
+    """An image folder at an address. Its files are listed once, class by class, and fetched a few at a time."""
 
     def __init__(self, place: Place, selection: Selection) -> None:
         parts = _folder_splits(place) if selection.labelled else {}
         root = (chosen_split(parts, selection.split),) if parts else ()
-        self._selection = selection
-        folders, loose = _visible(place, *root)
+        self._place, self._root, self._selection = place, root, selection
+        self._folders, loose = _visible(place, *root)
+        folders = self._folders
         if selection.labelled:
             check_layout(folders, [file.name for file in loose])
         for name in folders:
             check_name(name)
-        self.classes: tuple[str, ...] | None = None
         if selection.labelled:
             # A class that has no image in one part is a class of the collection all the same.
             every = {name for part in parts.values() for name in _visible(place, part)[0]} | set(folders)
             self.classes = declared_classes(tuple(sorted(every)), selection)
-        self._files = [(name, file) for name in folders for file in _visible(place, *root, name)[1]]
-        self._files += [] if selection.labelled else [("", file) for file in loose]
+
+    @cached_property
+    def _listed(self) -> IO[str]:
+        """Lines with folder, path, size and version of every file, as the store gave them at the first use."""
+        listed = tempfile.SpooledTemporaryFile(_LISTING_IN_MEMORY, "w+", encoding="ascii")  # noqa: SIM115
+        for folder in self._folders if self._selection.labelled else [*self._folders, ""]:
+            inside = (*self._root, folder) if folder else self._root
+            for file in _visible(self._place, *inside)[1]:
+                listed.write(json.dumps((folder, file.path, file.size, file.version)) + "\n")
+        return listed
+
+    def _lines(self) -> Iterator[Entry]:
+        self._listed.seek(0)
+        return map(json.loads, self._listed)
 
     def fingerprint(self) -> str:
-        return files_fingerprint([file for _, file in self._files])
+        return files_fingerprint(RemoteFile(self._place, *described) for _, *described in self._lines())
 
     def count(self) -> int | None:
-        return len(self._files)
+        return sum(1 for _ in self._lines())
 
-    def records(self) -> Iterator[Record]:
-        """The images in the order of their classes and names."""
-        return self.part(0, len(self._files))
+    def entries(self, scratch: Path | None = None) -> Iterator[Entry]:
+        """Folder, path and size of every image, in the order of classes and names."""
+        for folder, path, size, _ in self._lines():
+            yield folder, path, size
 
-    def part(self, start: int, stop: int) -> Iterator[Record]:
+    def records_of(self, entries: Iterable[Entry]) -> Iterator[Record]:
+        files = ((folder, RemoteFile(self._place, path, size, "")) for folder, path, size in entries)
         with ThreadPoolExecutor(_REQUESTS) as pool:
-            for group in _groups(self._files[start:stop]):
+            for group in _groups(files):
                 # Fetched before a record is given out: what the network fails to bring is no bad record.
                 for (folder, file), content in zip(group, pool.map(_content, group), strict=True):
                     name = f"{folder}/{file.name}" if folder else file.name
@@ -129,7 +148,7 @@ class RemoteFolder:
         return patient(file, name=name) if is_dicom(file) else None
 
 
-def _groups(files: list[tuple[str, RemoteFile]]) -> Iterator[list[tuple[str, RemoteFile]]]:
+def _groups(files: Iterable[tuple[str, RemoteFile]]) -> Iterator[list[tuple[str, RemoteFile]]]:
     group: list[tuple[str, RemoteFile]] = []
     size = 0
     for entry in files:

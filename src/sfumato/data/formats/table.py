@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -87,16 +87,22 @@ class Table(Generic[File]):
         """None where the format does not say how many rows a file has."""
         if self._rows is None:
             return None
-        with parsing(_MALFORMED, advice=_ADVICE):
-            return sum(self._rows(file) for file in self._files)
+        return sum(self._counts)
 
-    def part(self, start: int, stop: int) -> Iterator[Record]:
+    @cached_property
+    def _counts(self) -> list[int]:
+        """The number of rows of each file, for which every file is opened: once, not for every part."""
         if self._rows is None:
             raise TypeError("the rows of this format cannot be counted")
-        before = 0
+        counts = []
         for file in self._files:
             with parsing(_MALFORMED, advice=_ADVICE, name=file.name):
-                rows = self._rows(file)
+                counts.append(self._rows(file))
+        return counts
+
+    def part(self, start: int, stop: int) -> Iterator[Record]:
+        before = 0
+        for file, rows in zip(self._files, self._counts, strict=True):
             if before < stop and before + rows > start:
                 first = max(start - before, 0)
                 yield from self._records(file, before + first, first, min(stop - before, rows))
