@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,16 @@ from sfumato.experiments.evidence import stale_results
 from sfumato.experiments.papers.entries import papers
 from sfumato.experiments.papers.result import compared
 from sfumato.experiments.results import Measured, ResultSet, load_results
-from sfumato.report.regions import REGION, Selector, documentation_pages, region_table, rendered, unsourced_numbers
+from sfumato.report.regions import (
+    DAGGER,
+    REGION,
+    TRANSCRIBED,
+    Selector,
+    documentation_pages,
+    region_table,
+    rendered,
+    unsourced_numbers,
+)
 
 ROOT = Path(__file__).parents[2]
 RESULTS = load_results(ROOT / "docs" / "results")
@@ -129,6 +139,37 @@ def test_a_region_that_selects_nothing_or_too_much_is_an_error() -> None:
         Selector.parse("dp-lflow-table-1-full dat=mnist")
     with pytest.raises(ValueError, match="two rows"):
         region_table(Selector.parse("dp-lflow-table-1-full dp-lflow-table-1-full layout=pivot measures=CNN"), RESULTS)
+
+
+def test_transcribed_numbers_have_a_dagger() -> None:
+    name = "dp-lflow-table-1-full"
+    old, selector = RESULTS[name], Selector.parse(f"{name} layout=pivot measures=CNN setting=DP-LFlow")
+    assert old.transcribed
+    text = region_table(selector, RESULTS)
+    assert text.startswith("| CNN † |") and text.count(DAGGER) == 1 and TRANSCRIBED in text
+    new = replace(old, provenance=replace(old.provenance, commit="0123456789ab"))
+    text = region_table(selector, {**RESULTS, name: new})
+    assert DAGGER not in text and TRANSCRIBED not in text
+    both = {
+        "old": old,
+        "new": replace(new, rows=tuple(replace(row, setting="new") for row in new.rows if row.setting == "DP-LFlow")),
+    }
+    for layout in ("layout=pivot measures=CNN", "measures=CNN"):
+        lines = region_table(Selector.parse(f'old new {layout} setting="DP-LFlow;new"'), both).splitlines()
+        assert all((DAGGER in line) == ("DP-LFlow" in line) for line in lines if line.startswith("|"))
+
+
+def test_what_the_paper_prints_can_stand_below_ours() -> None:
+    text = region_table(
+        Selector.parse(
+            "dp-lflow-table-1-full layout=pivot paper=beside measures=CNN epsilon=10 setting=DP-LFlow data=mnist"
+        ),
+        RESULTS,
+    )
+    paper = papers()["dp-lflow"].entries["table-1"]
+    [own] = [setting for setting in paper.settings if setting.name == "DP-LFlow"]
+    printed = own.paper["CNN"][[case.data for case in paper.cases].index("mnist")]
+    assert printed is not None and f"| DP-LFlow: what the paper prints | {printed.mean:.1f} |" in text
 
 
 def test_results_without_a_commit_are_listed_as_old() -> None:
