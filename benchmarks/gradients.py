@@ -312,7 +312,8 @@ def main() -> None:
         print(table(rows))
     if given.out:
         found = {"command": " ".join(["benchmarks/gradients.py", *sys.argv[1:]]), "machine": machine,
-                 "commit": current_commit(), "clock": "processor" if given.cpu_time else "wall", "arithmetic": arithmetic,
+                 "commit": current_commit(), "arithmetic": arithmetic,
+                 "clock": "processor" if given.cpu_time else "wall",
                  "torch": torch.__version__, "rows": rows, "profiles": profiles}  # fmt: skip
         given.out.write_text(json.dumps(found, indent=2) + "\n")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sfumato import DPPM, PRIVAE, DPLFlow
+from sfumato.experiments.datasets import datasets
 from sfumato.networks.samplers import hamiltonian, heun
 from sfumato.privacy import Block, Budget, SubsampledGaussian
 from sfumato.privacy.accounting import calibrate, epsilon
@@ -107,8 +109,18 @@ def dppm_networks() -> Iterator[str]:
     )
 
 
+def faces() -> Iterator[str]:
+    known = datasets()
+    gender, large = known["celeba-gender-64"], known["celeba-gender-128"]
+    trained, tested = re.findall(r"\d+", gender.split)
+    yield f"{gender.records:,} training images of {trained} persons and 2,477 test images of {tested} others"
+    yield f"{known['celeba-hair-64'].records:,} of the training images have black, blond or brown hair"
+    yield f"{large.records:,} training images of {re.findall('[0-9]+', large.split)[0]} persons"
+
+
 SENTENCES: dict[str, Callable[[], Iterator[str]]] = {
     "explanation/pitfalls.md": pitfalls,
+    "how-to/reproduce.md": faces,
     "explanation/five-printed-epsilons.md": printed_epsilons,
     "reference/methods/dp-lflow.md": dp_lflow_claims,
     "reference/methods/dpaf.md": dpaf_noise,
