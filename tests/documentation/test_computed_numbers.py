@@ -66,6 +66,8 @@ def dp_lflow_tuning() -> Iterator[str]:
 
 def dpaf_noise() -> Iterator[str]:
     sums: dict[float, list[str]] = {}
+    (joint,) = calibrate([event(1.0, 0.02, 1000)], Budget(10.0, DELTA))
+    yield f"gives the joint noise multiplier {joint.noise_multiplier:.3f}, whatever the share"
     for budget in (10.0, 1.0):
         for rate, steps in ((1.0, 1), (0.1, 300), (0.02, 1000)):
             (one,) = calibrate([event(1.0, rate, steps)], Budget(budget, DELTA))
