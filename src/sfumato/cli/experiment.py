@@ -179,7 +179,11 @@ def evidence_command(
         return print_json([asdict(one) for one in found])
     rows = [(one.name, one.commit or "–", one.reason) for one in found]
     print_table(("result", "commit", "why it is old"), rows)
-    say(f"{len(list(results.glob('*.json')))} files in {results}, {len(found)} of them old")
+    unknown, changed = sum(one.commit is None for one in found), sum(bool(one.files) for one in found)
+    say(
+        f"{len(list(results.glob('*.json')))} files in {results}, {len(found)} of them old: {unknown} of an unknown "
+        f"commit, {changed} of code that changed, {len(found) - unknown - changed} for another reason"
+    )
 
 
 def _list_sources(results: Mapping[str, ResultSet], *, as_json: bool) -> None:
