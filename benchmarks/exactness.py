@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from networks import MODELS, SMALL_MODELS
+from sfumato.experiments.results import current_commit
 from sfumato.methods.dp2_vae import DP2VAE
 from sfumato.methods.dppm import DPPM
 from sfumato.privacy.gradients import Batch, Performance, clipped_sum, engine
@@ -190,7 +191,7 @@ def main() -> None:
     device = torch.device(given.device)
     machine = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     result: dict[str, Any] = {"command": "benchmarks/exactness.py", "device": machine, "torch": torch.__version__,
-                              "rows": []}  # fmt: skip
+                              "commit": current_commit(), "rows": []}  # fmt: skip
 
     def note(row: dict[str, Any]) -> None:
         print(json.dumps(row), flush=True)

@@ -34,6 +34,7 @@ import torch
 import gpu
 from gradient_contenders import CONTENDERS, Case, Sums, loss, make, norm_of
 from networks import MODELS
+from sfumato.experiments.results import current_commit
 from sfumato.privacy.gradients import Batch, PerClass, clipped_sum, loop
 from sfumato.training.memory import keep_freed_memory
 
@@ -311,7 +312,8 @@ def main() -> None:
         print(table(rows))
     if given.out:
         found = {"command": " ".join(["benchmarks/gradients.py", *sys.argv[1:]]), "machine": machine,
-                 "clock": "processor" if given.cpu_time else "wall", "arithmetic": arithmetic,
+                 "commit": current_commit(), "arithmetic": arithmetic,
+                 "clock": "processor" if given.cpu_time else "wall",
                  "torch": torch.__version__, "rows": rows, "profiles": profiles}  # fmt: skip
         given.out.write_text(json.dumps(found, indent=2) + "\n")
 

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sfumato.experiments.results import current_commit
 from sfumato.methods.registry import load
 from sfumato.privacy import Ledger
 
@@ -128,7 +129,7 @@ def main() -> None:
     chance = random.Random(0)
     found: dict[str, Any] = {"command": f"python benchmarks/killed_processes.py --kills {arguments.kills}"}
     found |= {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
-    found |= {"processes": PROCESSES, "epsilon": EPSILON, "steps": STEPS, "runs": []}
+    found |= {"commit": current_commit(), "processes": PROCESSES, "epsilon": EPSILON, "steps": STEPS, "runs": []}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data.npz"
         images = np.random.default_rng(0).integers(0, 256, (400, 28, 28), dtype=np.uint8)

@@ -35,6 +35,7 @@ import torch
 from PIL import Image
 
 from sfumato.data import PrivateImages, parallel, read
+from sfumato.experiments.results import current_commit
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.sampling import Units
 
@@ -227,6 +228,7 @@ def main() -> None:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
     print(json.dumps(found["batches"], indent=1), flush=True)
     if chosen.out:
+        found["commit"] = current_commit()
         chosen.out.write_text(json.dumps(found, indent=1) + "\n")
 
 

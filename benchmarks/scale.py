@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sfumato.experiments.results import current_commit
 from sfumato.methods import find
 from sfumato.privacy import NoGuarantee, PrivateRecords
 from sfumato.privacy.distributed import World
@@ -158,7 +159,7 @@ def main() -> None:
         return
     found: dict[str, Any] = {"command": f"python benchmarks/scale.py {' '.join(chosen.parts)}"}
     found |= {"load_before": os.getloadavg()[0], "cores": os.cpu_count()}
-    found |= {"python": platform.python_version(), "torch": torch.__version__}
+    found |= {"python": platform.python_version(), "torch": torch.__version__, "commit": current_commit()}
     for part in chosen.parts:
         with tempfile.TemporaryDirectory() as folder:
             found[part] = PARTS[part](Path(folder), rehearse=chosen.rehearse)

@@ -39,6 +39,7 @@ from urllib.request import HTTPCookieProcessor, OpenerDirector, Request, build_o
 sys.path[0] = str(Path(__file__).parents[1] / "tests")
 from playwright.sync_api import Page  # noqa: E402
 
+from sfumato.experiments.results import current_commit  # noqa: E402
 from web.served import SMALL, Served, choose, chromium, served, write_digits  # noqa: E402
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -213,6 +214,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # of the training, too
     result: dict[str, Any] = {
         "command": " ".join(["python benchmarks/web.py", *sys.argv[1:]]),
+        "commit": current_commit(),
         "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}",
     }
     with tempfile.TemporaryDirectory() as folder:

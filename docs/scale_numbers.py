@@ -17,9 +17,9 @@ DOCS = Path(__file__).parent
 PAGE = DOCS / "how-to" / "scale.md"
 REGION = re.compile(r"(<!-- measured: (?P<name>\w+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
 
-# Of the computed example: batch, draws, parameters, devices, and what other pages or data sheets say.
+# Of the computed example: batch, draws, parameters, devices; the speeds of GPU and network are assumed.
 BATCH, DRAWS, PARAMETERS, DEVICES = 65_536, 16, 10_000_000, 64
-ROWS_A_SECOND = 97_000  # docs/results/methods/dp-diffusion.md
+ROWS_A_SECOND = 100_000
 BYTES_A_SECOND = 25e9
 
 
@@ -134,8 +134,7 @@ def costs() -> str:
     ring = 2 * 16 * PARAMETERS / BYTES_A_SECOND
     text = f"""
 **Computed, not measured**: {DEVICES} GPUs, a billion images of 64 × 64, B = {BATCH:,} with {DRAWS} draws,
-P = {PARAMETERS:,}, {ROWS_A_SECOND:,} rows a second and GPU
-([DP-Diffusion on an H200](../results/methods/dp-diffusion.md)) and an assumed network of {BYTES_A_SECOND / 1e9:.0f} GB
+P = {PARAMETERS:,}, and assumed {ROWS_A_SECOND:,} rows a second and GPU and a network of {BYTES_A_SECOND / 1e9:.0f} GB
 a second:
 
 - gradients: {BATCH:,} × {DRAWS} ÷ {DEVICES} ÷ {ROWS_A_SECOND:,} = {gradients:.2f} s

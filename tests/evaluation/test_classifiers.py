@@ -16,6 +16,7 @@ from sfumato.evaluation.classifiers import (
     MLP,
     ClassifierSpec,
     OptimizerSpec,
+    _Training,
     score,
     train_classifier,
 )
@@ -88,6 +89,20 @@ def test_the_epoch_is_chosen_on_held_out_training_images() -> None:
     chosen = [train_classifier(spec, pixels, labels, classes=4, seed=seed).epoch for seed in range(4)]
     assert any(epoch < 8 for epoch in chosen)
     assert [train_classifier(replace(spec, held_out=0.0), pixels, labels, classes=4, seed=0).epoch] == [8]
+
+
+@pytest.mark.parametrize("sort", [False, True])
+def test_the_last_images_of_each_class_can_be_held_out(sort: bool) -> None:
+    """A sample has its classes in turn, so they are its last images; a folder is read class by class."""
+    labels = np.arange(120) % 4
+    labels = np.sort(labels) if sort else labels
+    pixels = np.zeros((120, 1, 4, 4), dtype=np.uint8)
+    spec = ClassifierSpec("MLP", mlp, epochs=1, held_out=0.1, held_out_last=True)
+    training = _Training(spec, pixels, labels, 4, 0, torch.device("cpu"))
+    last = [row for label in range(4) for row in np.flatnonzero(labels == label)[-3:]]
+    assert sorted(training.held_out.tolist()) == sorted(last)
+    assert sorted([*training.held_out.tolist(), *training.rows.tolist()]) == list(range(120))
+    assert sort or sorted(last) == list(range(108, 120))
 
 
 def test_the_chosen_epochs_weights_are_the_ones_used() -> None:
@@ -172,7 +187,7 @@ def test_the_bench_networks_have_the_parameter_counts_of_dpimagebench() -> None:
         assert sum(parameter.numel() for parameter in network.parameters()) == expected[spec.name]
         assert (spec.epochs, spec.batch, spec.ema_decay, spec.centred) == (50, 256, 0.9999, True)
         assert [spec.optimizer.rate(epoch) for epoch in (0, 19, 20, 49)] == pytest.approx([0.01, 0.01, 0.002, 0.0004])
-        assert round(spec.held_out * 60_000) == 5_000
+        assert round(spec.held_out * 60_000) == 5_000 and spec.held_out_last
 
 
 def test_an_average_of_the_weights_is_what_is_scored() -> None:

@@ -99,9 +99,20 @@ def test_a_result_of_which_no_number_counts_is_as_good_as_none() -> None:
     assert by_entry([current]) == {f"{old.name} {old.scale}": current}
 
 
+def test_the_page_says_what_made_a_result_that_its_command_did_not() -> None:
+    known = load_results(DOCS / "results")
+    old, computed = known["dp2-vae-table-1-full"], known["privae-table-1-full"]
+    text = page(by_entry([old, computed]))
+    assert "Made by version 0.1.0's `benchmarks/utility.py`" in text
+    current = replace(old, provenance=replace(old.provenance, command="sfumato reproduce dp2-vae table-1 --scale full"))
+    assert "Made by version" not in page(by_entry([current]))
+    section = text.split("### PRIVAE, table 1")[1]
+    assert "protocol" not in section and "| – | – |" in section, "nothing is trained"
+
+
 def test_every_command_on_the_page_names_an_entry() -> None:
-    words = [line.strip("` ").split() for line in (DOCS / "results" / "reproduction.md").read_text().splitlines()]
-    commands = [line for line in words if line[:2] == ["sfumato", "reproduce"] and line[2] not in ("list", "page")]
+    text = (DOCS / "results" / "reproduction.md").read_text()
+    commands = [found.split() for found in re.findall(r"`(sfumato reproduce [^`]*)`", text)]
     assert len(commands) > 10
     for command in commands:
         find(command[2], command[3])

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sfumato.experiments.evidence import stale_results
+from sfumato.cli.experiment import _without_paths
+from sfumato.experiments.evidence import _code, changed_since, dependencies, stale_results, without_commit
 from sfumato.experiments.papers.entries import papers
 from sfumato.experiments.papers.result import compared
 from sfumato.experiments.results import Measured, ResultSet, load_results
-from sfumato.report.regions import REGION, Selector, documentation_pages, region_table, rendered, unsourced_numbers
+from sfumato.report.papers import agreement
+from sfumato.report.regions import (
+    DAGGER,
+    REGION,
+    TRANSCRIBED,
+    Selector,
+    documentation_pages,
+    region_table,
+    rendered,
+    unsourced_numbers,
+)
+from sfumato.report.sources import sources
 
 ROOT = Path(__file__).parents[2]
 RESULTS = load_results(ROOT / "docs" / "results")
@@ -33,6 +46,68 @@ def test_a_result_file_is_complete(name: str) -> None:
             assert not value.values or Measured.of(value.values) == value, "mean and deviation follow from the values"
         if row.data.name.startswith("celeba") and result.provenance.commit is None:
             assert row.superseded, "the first split of the faces shared persons between training and test"
+
+
+OLDER = frozenset(
+    [
+        "audit-canaries",
+        "audit-membership",
+        "case-studies",
+        "detection-matrix",
+        "dp-diffusion-digits",
+        "dp-diffusion-full",
+        "dp-lflow-figure-1-small",
+        "dp-lflow-figure-6-full",
+        "dp-lflow-table-1-full",
+        "dp-lflow-table-2-full",
+        "dp-lflow-table-3-full",
+        "dp-lflow-table-4-full",
+        "dp2-vae-figure-4-small",
+        "dp2-vae-figure-5-full",
+        "dp2-vae-figure-8-full",
+        "dp2-vae-figure-9-full",
+        "dp2-vae-table-1-full",
+        "dp2-vae-table-2-full",
+        "dpaf-table-1-full",
+        "dpaf-table-14-full",
+        "dpaf-table-17-small",
+        "dpaf-table-2-full",
+        "dppm-figure-3-full",
+        "dppm-table-1-full",
+        "dppm-table-2-full",
+        "engine-cpu",
+        "engine-exactness-cpu",
+        "engine-exactness-h200",
+        "expected-use-dp-merf-500",
+        "expected-use",
+        "kills",
+        "newcomer",
+        "predicted-dp-merf-800",
+        "privae-figure-1-full",
+        "privae-figure-2-full",
+        "privae-table-1-full",
+        "transcribed-comparison",
+        "transcribed-methods",
+        "transcribed-privae-codes",
+        "transcribed-privae-pinwheel",
+        "transcribed-real",
+        "transcribed-small",
+        "web",
+    ]
+)
+"""Made before the program recorded commits and logs. No other file may be without, and none is added here."""
+
+
+def test_every_result_names_its_commit_and_its_log() -> None:
+    incomplete = {
+        name
+        for name, result in RESULTS.items()
+        if result.provenance.commit is None
+        or not (result.provenance.command.startswith("python ") or all(row.log_sha256 for row in result.rows))
+    }
+    # A script writes what it measures into the file itself; only the program has logs beside it.
+    incomplete |= {one.name for one in without_commit(ROOT / "docs" / "results", RESULTS)}
+    assert incomplete <= OLDER, "run it again from a clean checkout, by the command that writes result files"
 
 
 def test_persons_and_images_are_never_pooled() -> None:
@@ -89,7 +164,8 @@ def test_a_changed_value_of_a_file_changes_the_table(path: Path, region: re.Matc
     assert region_table(selector, other) != region["body"]
 
 
-PAGES = [path for path in documentation_pages(ROOT) if path.stem not in ("reproduction", "web")]
+WHOLE = [ROOT / "docs" / "results" / name for name in ("reproduction.md", "web.md")]
+PAGES = [path for path in documentation_pages(ROOT) if path not in WHOLE]
 """Those two are rendered as a whole, and compared by the tests of the catalogue and of the local page."""
 
 
@@ -131,7 +207,87 @@ def test_a_region_that_selects_nothing_or_too_much_is_an_error() -> None:
         region_table(Selector.parse("dp-lflow-table-1-full dp-lflow-table-1-full layout=pivot measures=CNN"), RESULTS)
 
 
+def test_transcribed_numbers_have_a_dagger() -> None:
+    name = "dp-lflow-table-1-full"
+    old, selector = RESULTS[name], Selector.parse(f"{name} layout=pivot measures=CNN setting=DP-LFlow")
+    assert old.transcribed
+    text = region_table(selector, RESULTS)
+    assert text.startswith("| CNN † |") and text.count(DAGGER) == 1 and TRANSCRIBED in text
+    new = replace(old, provenance=replace(old.provenance, commit="0123456789ab"))
+    text = region_table(selector, {**RESULTS, name: new})
+    assert DAGGER not in text and TRANSCRIBED not in text
+    both = {
+        "old": old,
+        "new": replace(new, rows=tuple(replace(row, setting="new") for row in new.rows if row.setting == "DP-LFlow")),
+    }
+    for layout in ("layout=pivot measures=CNN", "measures=CNN"):
+        lines = region_table(Selector.parse(f'old new {layout} setting="DP-LFlow;new"'), both).splitlines()
+        assert all((DAGGER in line) == ("DP-LFlow" in line) for line in lines if line.startswith("|"))
+
+
+def test_what_the_paper_prints_can_stand_below_ours() -> None:
+    text = region_table(
+        Selector.parse(
+            "dp-lflow-table-1-full layout=pivot paper=beside measures=CNN epsilon=10 setting=DP-LFlow data=mnist"
+        ),
+        RESULTS,
+    )
+    paper = papers()["dp-lflow"].entries["table-1"]
+    [own] = [setting for setting in paper.settings if setting.name == "DP-LFlow"]
+    printed = own.paper["CNN"][[case.data for case in paper.cases].index("mnist")]
+    assert printed is not None and f"| DP-LFlow: what the paper prints | {printed.mean:.1f} |" in text
+
+
 def test_results_without_a_commit_are_listed_as_old() -> None:
     found = {one.name: one.reason for one in stale_results(RESULTS)}
     assert found["dp2-vae-table-1-full"] == "the commit was not recorded"
     assert "superseded" in found["dpaf-table-14-full"]
+
+
+def test_a_result_depends_on_the_code_behind_its_numbers_alone() -> None:
+    merf, faces = (dependencies(RESULTS[name]) for name in ("predicted-dp-merf-3000", "dpaf-table-2-full"))
+    assert {"methods/dp_merf.py", "networks/generators.py", "privacy/step.py", "evaluation/classifiers.py"} <= {*merf}
+    assert {"data/reader.py", "data/formats/idx.py"} <= {*merf} and "data/formats/parquet.py" in faces
+    absent = {"methods/dpaf.py", "networks/flows.py", "training/profiling.py", "privacy/ledger.py", "cli/main.py"}
+    assert not absent & {*merf} and "methods/dpaf.py" in faces
+    assert not any("evaluation" in name for name in dependencies(RESULTS["privae-table-1-full"])), "it is computed"
+
+
+def test_comments_and_docstrings_change_no_number() -> None:
+    before = 'def f(x):\n    """Old."""\n    return x + 1\n'
+    assert _code(before) == _code('def f(x):\n    """New."""\n    # Because.\n    return x + 1\n')
+    assert _code(before) != _code("def f(x):\n    return x + 2\n")
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="asks git for the history")
+def test_nothing_changed_since_now() -> None:
+    assert changed_since("HEAD", dependencies(RESULTS["predicted-dp-merf-3000"])) == []
+
+
+def test_every_place_with_numbers_has_files(tmp_path: Path) -> None:
+    found = sources(ROOT, RESULTS)
+    assert len(found) > 30
+    for one in found:
+        assert one.files, f"{one.page}:{one.line}"
+        assert all((ROOT / "docs" / "results" / f"{name}.json").is_file() for name in one.files), one
+    (tmp_path / "README.md").write_text("# A\n\nIt is right about 91.5 % of them.\n")
+    assert [(one.page, one.line, one.files) for one in sources(tmp_path, RESULTS)] == [("README.md", 3, ())]
+
+
+def test_a_recorded_command_names_files_of_the_repository_from_its_root(tmp_path: Path) -> None:
+    words = [
+        "run",
+        str(ROOT / "experiments" / "small.toml"),
+        "--data",
+        f"mnist={tmp_path}/mnist",
+        "--out",
+        str(tmp_path),
+    ]
+    shown = ["run", "experiments/small.toml", "--data", "mnist=mnist", "--out", tmp_path.name]
+    assert _without_paths(words) == shown
+
+
+def test_a_number_of_the_paper_is_counted_once() -> None:
+    """It stands beside each of our forms of the method."""
+    paper = papers()["dp2-vae"]
+    assert "paper's 8 numbers" in agreement(paper, paper.entries["table-1"], RESULTS["dp2-vae-table-1-full"])

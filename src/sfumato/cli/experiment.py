@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -157,7 +157,14 @@ def render_command(
 
 
 @experiment_app.command("evidence")
-def evidence_command(*, results: ResultsFolder = RESULTS, as_json: Json = False) -> None:
+def evidence_command(
+    *,
+    results: ResultsFolder = RESULTS,
+    sources: Annotated[
+        bool, typer.Option("--list", help="List the numbers of README and docs instead, with the files they are from.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """List the results that are older than the code they measure, or whose commit was not recorded."""
     from dataclasses import asdict
 
@@ -165,12 +172,32 @@ def evidence_command(*, results: ResultsFolder = RESULTS, as_json: Json = False)
     from sfumato.experiments.results import load_results
 
     known = load_results(results)
+    if sources:
+        return _list_sources(known, as_json=as_json)
     found = [*stale_results(known), *without_commit(results, known)]
     if as_json:
         return print_json([asdict(one) for one in found])
     rows = [(one.name, one.commit or "–", one.reason) for one in found]
     print_table(("result", "commit", "why it is old"), rows)
-    say(f"{len(list(results.glob('*.json')))} files in {results}, {len(found)} of them old")
+    unknown, changed = sum(one.commit is None for one in found), sum(bool(one.files) for one in found)
+    say(
+        f"{len(list(results.glob('*.json')))} files in {results}, {len(found)} of them old: {unknown} of an unknown "
+        f"commit, {changed} of code that changed, {len(found) - unknown - changed} for another reason"
+    )
+
+
+def _list_sources(results: Mapping[str, ResultSet], *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from sfumato.report.sources import sources
+
+    found = sources(Path(), results)
+    if as_json:
+        return print_json([asdict(one) for one in found])
+    for one in found:
+        say(f"{one.page}:{one.line}: {one.numbers} numbers: {', '.join(one.files) or 'NO FILE'}")
+    absent = sum(not one.files for one in found)
+    say(f"{sum(one.numbers for one in found)} numbers in {len(found)} places, {absent} of them without a file")
 
 
 def show(result: ResultSet) -> None:
@@ -214,8 +241,17 @@ def run_reported(
 
 
 def _without_paths(words: Sequence[str]) -> list[str]:
-    """The command without the paths of this machine, which do not belong into a result."""
-    return [Path(word).name if os.sep in word and "=" not in word else word for word in words]
+    """The command without the paths of this machine; what is in the repository is named from its root."""
+    root = Path(__file__).resolve().parents[3]
+
+    def short(word: str) -> str:
+        if os.sep not in word:
+            return word
+        path = Path(word).resolve()
+        return str(path.relative_to(root)) if path.is_relative_to(root) else path.name
+
+    # NAME=PATH names a dataset or an option.
+    return ["=".join(short(part) for part in word.split("=")) for word in words]
 
 
 def _save_pictures(layout: Layout, out: Path) -> None:

@@ -76,7 +76,7 @@ def list_command(
     say(f"{len(items)} entries. The cost of the small scale is {measured}, that of")
     say(f"the full scale an estimate for this machine's {items[0].device}.")
     if RESULTS.is_dir():
-        say(f"By {RESULTS}: {state_counts(by_entry(list(load_results(RESULTS).values())))}.")
+        say(f"By {RESULTS}:\n{state_counts(by_entry(list(load_results(RESULTS).values())))}.")
 
 
 @reproduce_app.command("page")

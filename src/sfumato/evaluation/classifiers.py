@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.evaluation.classifier_networks import Shape, mlp, strided_cnn
+from sfumato.evaluation.image_sets import last_of_each_class_first
 from sfumato.training.ema import ema_update
 
 Progress = Callable[[str, int, int], None]
@@ -71,6 +72,7 @@ class ClassifierSpec:
             ``LogisticRegression`` with its default arguments.
         held_out: The share of the training images that is held out to pick the epoch by accuracy; at 0 the last epoch
             is taken.
+        held_out_last: Hold out the last images of each class, in their given order, in place of random ones.
         ties: Which of several equally good epochs is picked.
         centred: Whether pixels enter as −1..1 instead of 0..1.
         ema_decay: Score an exponential moving average of the weights with at most this decay.
@@ -81,6 +83,7 @@ class ClassifierSpec:
     epochs: int = 0
     batch: int = 256
     held_out: float = 0.0
+    held_out_last: bool = False
     ties: str = "first"
     optimizer: OptimizerSpec = ADAM
     centred: bool = False
@@ -195,9 +198,13 @@ class _Training:
         self.spec, self.classes, self.seed, self.device = spec, classes, seed, device
         self.shape: Shape = (pixels.shape[1], pixels.shape[2], pixels.shape[3])
         self.order = torch.Generator().manual_seed(seed)
-        shuffled = torch.randperm(len(pixels), generator=self.order)
+        rows = (
+            last_of_each_class_first(labels)
+            if spec.held_out_last
+            else torch.randperm(len(pixels), generator=self.order)
+        )
         aside = round(spec.held_out * len(pixels))
-        self.held_out, self.rows = shuffled[:aside].to(device), shuffled[aside:]
+        self.held_out, self.rows = rows[:aside].to(device), rows[aside:]
         self.images = torch.tensor(pixels, device=device)
         self.targets = torch.tensor(labels, dtype=torch.int64, device=device)
 

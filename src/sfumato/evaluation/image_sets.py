@@ -98,3 +98,10 @@ def bench_split(images: Images, *, validation: int = 5_000) -> tuple[Images, Ima
         for rows in parts
     )
     return train, aside
+
+
+def last_of_each_class_first(labels: np.ndarray) -> torch.Tensor:
+    """The numbers of labelled images from the last of each class to the first, whatever the order of the classes."""
+    order = np.argsort(labels[::-1], kind="stable")
+    shares = np.concatenate([np.arange(size) / size for size in np.bincount(labels) if size])
+    return torch.from_numpy(len(labels) - 1 - order[np.argsort(shares, kind="stable")])

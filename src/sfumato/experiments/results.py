@@ -111,6 +111,11 @@ class ResultSet:
         """Whether none of its numbers counts any more: such a file is as good as none."""
         return bool(self.rows) and all(row.superseded for row in self.rows)
 
+    @property
+    def transcribed(self) -> bool:
+        """Whether it is from before the program wrote results as files: neither commit nor log is known."""
+        return self.provenance.commit is None and not any(row.log_sha256 for row in self.rows)
+
     def to_json(self) -> dict[str, Any]:
         """JSON-ready, with the notice first."""
         return {"notice": NOTICE, "format": FORMAT, **asdict(self)}

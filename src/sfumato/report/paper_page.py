@@ -76,7 +76,7 @@ def state_counts(results: Mapping[str, ResultSet]) -> str:
 
 def by_entry(results: Sequence[ResultSet]) -> dict[str, ResultSet]:
     """The papers' results, by entry and scale, without those of which no number counts any more."""
-    current = [result for result in results if " " in result.name and not result.superseded]
+    current = [result for result in results if result.name.split()[0] in papers() and not result.superseded]
     return {f"{result.name} {result.scale}": result for result in current}
 
 
@@ -123,10 +123,10 @@ def _section(paper: Paper, entry: Entry, results: Mapping[str, ResultSet]) -> st
     title = f"### {paper.name}, {entry.name.replace('-', ' ')}: {entry.title}"
     title += " (small scale)" if result.scale == "small" else ""
     made = result.provenance
+    protocol = "" if entry.computation else f", protocol {entry.protocol}"
     facts = [
-        f"`sfumato reproduce {name} --scale {result.scale} --data DATA`",
-        f"Measured on {made.device}, torch {made.versions.get('torch', 'unknown')}, δ = {entry.delta:g}, "
-        f"protocol {entry.protocol}.",
+        _command(name, result),
+        f"Measured on {made.device}, torch {made.versions.get('torch', 'unknown')}, δ = {entry.delta:g}{protocol}.",
         *caption(entry, result),
     ]
     facts += sorted({f"**Superseded:** {row.superseded}." for row in result.rows if row.superseded})
@@ -137,6 +137,14 @@ def _section(paper: Paper, entry: Entry, results: Mapping[str, ResultSet]) -> st
     shown = [row for row in rows if row.ours is not None or row.setting.missing]
     facts += _absent(rows, {row.setting.name for row in shown})
     return "\n\n".join((title, "\n".join(f"{fact}  " for fact in facts).rstrip(), _numbers(entry, shown)))
+
+
+def _command(name: str, result: ResultSet) -> str:
+    """The command that made the result, or what did before there was one, and the command that measures it again."""
+    command, words = f"`sfumato reproduce {name} --scale {result.scale} --data DATA`", result.provenance.command.split()
+    if words[0] != "python":
+        return command
+    return f"Made by version 0.1.0's `{words[1]}`, which is no longer there; {command} measures it again."
 
 
 def _absent(rows: Sequence[Compared], shown: Collection[str]) -> list[str]:
@@ -157,7 +165,8 @@ def _numbers(entry: Entry, rows: Sequence[Compared]) -> str:
         missing = row.setting.missing
         named = row.setting.name if not missing else f"{row.setting.name} (not run: {missing})"
         unit = "–" if row.ours is None or row.setting.baseline else row.ours.unit
-        count = "–" if row.ours is None else str(row.ours.trainings)
+        computed = entry.computation and not row.trained
+        count = "–" if row.ours is None or computed else str(row.ours.trainings)
         found.append((row.title, unit, named, row.claimed, row.holds, row.spent, count, *cells))
     return table((*_HEADINGS, *(f"{name}: paper / ours" for name in measures)), found)
 

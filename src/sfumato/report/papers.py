@@ -92,15 +92,20 @@ def caption(entry: Entry, result: ResultSet) -> list[str]:
 
 
 def agreement(paper: Paper, entry: Entry, result: ResultSet) -> str:
-    """How many of the paper's numbers ours reach: equal means within two deviations, or a stated tolerance."""
+    """How many of the paper's numbers ours reach: equal means within two deviations, or a stated tolerance.
+
+    A number that stands beside several settings or units of ours is counted once, with the first of them.
+    """
     found = {"better": 0, "equal": 0, "worse": 0}
+    counted = set()
     for row in compared(paper, entry, result.rows):
         if row.ours is None or not row.trained or row.ours.superseded:
             continue
         for name, printed in row.printed.items():
             measured = row.ours.values.get(name)
-            if printed is None or measured is None:
+            if printed is None or measured is None or (row.case, name, printed) in counted:
                 continue
+            counted.add((row.case, name, printed))
             tolerance = _TOLERANCE.get(name, _SHARE_TOLERANCE if printed.mean <= 1 else _POINTS)
             ahead = (measured.mean - printed.mean) * (-1 if name == "FID" else 1)
             equal = abs(ahead) <= max(tolerance, 2 * (measured.std or 0.0))

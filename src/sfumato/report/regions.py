@@ -3,8 +3,9 @@
 A page marks a region ``<!-- results: FILE[, FILE …] KEY=VALUE … -->`` … ``<!-- /results -->``; FILE is the name of a
 result file without its ending. The keys are ``measures`` (separated by ``;``) and filters on the rows: ``data``,
 ``unit``, ``epsilon``, ``setting``, ``protocol``. By default each row is a line and each measure a column; with
-``layout=pivot`` each setting is a line, each dataset and ε a column, with the number of trainings in brackets. What is
-between the marks is written by ``sfumato experiment render``.
+``layout=pivot`` each setting is a line, each dataset and ε a column, with the number of trainings in brackets, and
+``paper=beside`` adds what the paper of an entry prints. Numbers that were transcribed have a dagger. What is between
+the marks is written by ``sfumato experiment render``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sfumato.experiments.datasets import datasets
+from sfumato.experiments.papers.entries import find
+from sfumato.experiments.papers.result import compared
 from sfumato.experiments.results import ResultRow, ResultSet
 from sfumato.experiments.spec import hint
 from sfumato.report.paper_page import table
@@ -24,6 +27,12 @@ from sfumato.report.papers import number
 REGION = re.compile(r"(<!-- results: (?P<selector>[^>]*?) -->\n)(?P<body>.*?)(?P<end><!-- /results -->)", re.DOTALL)
 # A number with a deviation, or a percentage. δ, code and links are not measurements.
 MEASURED = re.compile(r"\d\s*±\s*\.?\d|\d\s?%")
+DAGGER = " †"
+TRANSCRIBED = (
+    "† Transcribed: measured before the program wrote its results to files, so neither the commit nor a hash of the "
+    "log is known."
+)
+_KEYS = ("measures", "layout", "paper")
 _FILTERS = ("data", "unit", "epsilon", "setting", "protocol")
 
 
@@ -35,6 +44,7 @@ class Selector:
     measures: tuple[str, ...]
     filters: Mapping[str, tuple[str, ...]]
     pivot: bool = False
+    paper: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Selector:
@@ -42,7 +52,7 @@ class Selector:
         files: list[str] = []
         filters: dict[str, tuple[str, ...]] = {}
         measures: tuple[str, ...] = ()
-        pivot = False
+        pivot = paper = False
         for word in shlex.split(text):
             key, separator, value = word.partition("=")
             if not separator:
@@ -51,11 +61,13 @@ class Selector:
                 measures = tuple(value.split(";"))
             elif word == "layout=pivot":
                 pivot = True
+            elif word == "paper=beside":
+                paper = True
             elif key in _FILTERS:
                 filters[key] = tuple(value.split(";"))
             else:
-                raise ValueError(f"a results region has no {key!r}; {hint(key, ('measures', 'layout', *_FILTERS))}")
-        return cls(tuple(files), measures, filters, pivot)
+                raise ValueError(f"a results region has no {key!r}; {hint(key, (*_KEYS, *_FILTERS))}")
+        return cls(tuple(files), measures, filters, pivot, paper)
 
     def accepts(self, row: ResultRow) -> bool:
         """Whether the row passes all filters."""
@@ -84,45 +96,86 @@ def region_table(selector: Selector, results: Mapping[str, ResultSet]) -> str:
     for name in selector.files:
         if name not in results:
             raise LookupError(f"there is no result file {name!r}; {hint(name, results)}")
-    rows = [row for name in selector.files for row in results[name].rows if selector.accepts(row)]
-    if not rows:
+    files = [results[name] for name in selector.files]
+    found = [(row, file.transcribed) for file in files for row in file.rows if selector.accepts(row)]
+    if not found:
         raise LookupError(f"no row of {', '.join(selector.files)} passes the filters {dict(selector.filters)}")
+    rows = [row for row, _ in found]
+    # One dagger in the heading where every row has it.
+    every, some = all(mark for _, mark in found), any(mark for _, mark in found)
+    shown = [_Shown(row, DAGGER * (mark and not every)) for row, mark in found]
     measures = selector.measures or tuple(dict.fromkeys(name for row in rows for name in row.values))
-    text = _pivot(rows, measures) if selector.pivot else _flat(rows, measures)
+    if selector.pivot:
+        printed = _printed(files, selector, measures) if selector.paper else {}
+        text = _pivot(shown, measures, printed, DAGGER * every)
+    else:
+        text = _flat(shown, measures, DAGGER * every)
+    text += f"\n{TRANSCRIBED}\n" if some else ""
     reasons = sorted({row.superseded for row in rows if row.superseded})
     return text + "".join(f"\nStruck through: superseded, because {reason}.\n" for reason in reasons)
 
 
-def _flat(rows: Sequence[ResultRow], measures: Sequence[str]) -> str:
+@dataclass(frozen=True)
+class _Shown:
+    """A row, and the dagger beside its numbers."""
+
+    row: ResultRow
+    mark: str
+
+
+def _flat(shown: Sequence[_Shown], measures: Sequence[str], mark: str) -> str:
     lines = []
-    for row in rows:
-        first = (datasets()[row.data.name].title, row.setting, row.unit, _epsilon(row), str(row.trainings))
+    for one in shown:
+        row, count = one.row, f"{one.row.trainings}{one.mark}"
+        first = (datasets()[row.data.name].title, row.setting, row.unit, _epsilon(row), count)
         # A measure of fewer trainings than the row has says how many.
         counted = {name for name, value in row.values.items() if value.trainings != row.trainings}
         lines.append((*first, *(_cell(row, name, counted=name in counted) for name in measures)))
-    return table(("data", "setting", "unit", "ε", "trainings", *measures), lines)
+    return table(("data", "setting", "unit", "ε", f"trainings{mark}", *measures), lines)
 
 
-def _pivot(rows: Sequence[ResultRow], measures: Sequence[str]) -> str:
+_Column = tuple[str, str, str, str]
+"""Dataset, ε, unit and protocol."""
+
+
+def _pivot(
+    shown: Sequence[_Shown], measures: Sequence[str], printed: Mapping[str, Mapping[_Column, str]], mark: str
+) -> str:
     """A line for each setting, a column for each dataset, unit, ε and protocol: none of these is averaged over."""
     if len(measures) != 1:
         raise ValueError(f"layout=pivot shows one measure, not {', '.join(measures)}")
-    columns = _columns([row for row in rows if row.epsilon is not None])
-    lines: dict[str, dict[tuple[str, str, str, str], str]] = {}
-    for row in rows:
-        own = lines.setdefault(row.setting, {})
+    columns = _columns([one.row for one in shown if one.row.epsilon is not None])
+    lines: dict[str, dict[_Column, str]] = {}
+    for one in shown:
+        row, own = one.row, lines.setdefault(one.row.setting, {})
         for key in columns:
             # A row without ε, such as real data, is shown in every column of its dataset and protocol.
-            same = key == (row.data.name, _epsilon(row), row.unit, row.protocol)
-            if same or (row.epsilon is None and (key[0], key[3]) == (row.data.name, row.protocol)):
+            if key == _column(row) or (row.epsilon is None and (key[0], key[3]) == (row.data.name, row.protocol)):
                 if key in own:
                     raise ValueError(f"two rows for {row.setting}, {columns[key]}: select one of them")
-                own[key] = _cell(row, measures[0], counted=True)
+                own[key] = _cell(row, measures[0], counted=True) + one.mark
+    lines |= {f"{setting}: what the paper prints": dict(own) for setting, own in printed.items()}
     body = [(setting, *(own.get(key, "–") for key in columns)) for setting, own in lines.items()]
-    return table((measures[0], *columns.values()), body)
+    return table((f"{measures[0]}{mark}", *columns.values()), body)
 
 
-def _columns(rows: Sequence[ResultRow]) -> dict[tuple[str, str, str, str], str]:
+def _printed(files: Sequence[ResultSet], selector: Selector, measures: Sequence[str]) -> dict[str, dict[_Column, str]]:
+    """By setting, what the papers of the entries print beside the selected rows."""
+    found: dict[str, dict[_Column, str]] = {}
+    for file in files:
+        paper, entry = find(*file.name.split())
+        for row in compared(paper, entry, file.rows):
+            value = row.printed.get(measures[0])
+            if row.ours is not None and value is not None and selector.accepts(row.ours):
+                found.setdefault(row.setting.name, {})[_column(row.ours)] = number(value)
+    return found
+
+
+def _column(row: ResultRow) -> _Column:
+    return (row.data.name, _epsilon(row), row.unit, row.protocol)
+
+
+def _columns(rows: Sequence[ResultRow]) -> dict[_Column, str]:
     """By dataset and then by ε; the unit and the protocol are in the heading where they differ between columns."""
     order = list(dict.fromkeys(row.data.name for row in rows))
     units, protocols = ({getattr(row, name) for row in rows} for name in ("unit", "protocol"))
@@ -131,7 +184,7 @@ def _columns(rows: Sequence[ResultRow]) -> dict[tuple[str, str, str, str], str]:
         words = [f"{datasets()[row.data.name].title}, ε {_epsilon(row)}"]
         words += [f"per {row.unit}"] if len(units) > 1 else []
         words += [f"`{row.protocol}`"] if len(protocols) > 1 else []
-        found[row.data.name, _epsilon(row), row.unit, row.protocol] = ", ".join(words)
+        found[_column(row)] = ", ".join(words)
     return found
 
 

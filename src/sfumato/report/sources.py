@@ -1,0 +1,80 @@
+"""Where the numbers of README and documentation come from: every rendered region, with its page, line and files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sfumato.experiments.results import ResultSet
+from sfumato.report.paper_page import by_entry
+from sfumato.report.regions import MEASURED, REGION, Selector, documentation_pages, unsourced_numbers
+
+_OTHER_REGION = re.compile(
+    r"<!-- (?P<mark>(?P<kind>table|expected use|case studies|measured)\b[^>]*?) -->\n.*?<!-- /(?P=kind)", re.DOTALL
+)
+_NUMBER = re.compile(r"\d[\d.,]*")
+_OTHER_FILES = {
+    "case studies": ("case-studies",),
+    "expected use: other data": ("expected-use",),
+    "expected use: other settings": ("expected-use",),
+    "measured: costs": ("scale",),
+    "measured: killed": ("killed-ranks",),
+    "measured: reading": ("reading",),
+    "measured: training": ("scale",),
+    "table: exactness": ("engine-exactness-cpu", "engine-exactness-h200"),
+    "table: gradients": ("engine-cpu",),
+    "table: kills": ("kills",),
+    "table: newcomer": ("newcomer",),
+    "table: profiles": ("engine-cpu",),
+}
+"""Regions of files with a format of their own, written and compared by the scripts beside them."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A place of a page, how many numbers stand there, and the result files that they are rendered from."""
+
+    page: str
+    line: int
+    numbers: int
+    files: tuple[str, ...]
+
+
+def sources(root: Path, results: Mapping[str, ResultSet]) -> list[Source]:
+    """Of all pages, in their order. A number with a deviation or a percent sign outside of all regions has no file."""
+    found = (one for path in documentation_pages(root) for one in _of_page(path, root, results))
+    return [one for one in found if one.numbers]
+
+
+def _of_page(path: Path, root: Path, results: Mapping[str, ResultSet]) -> Iterator[Source]:
+    page, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
+    whole = _whole_page(page, results)
+    if whole:
+        yield Source(page, 1, len(_NUMBER.findall(text)), whole)
+        return
+    for region in REGION.finditer(text):
+        yield Source(page, _line(text, region), _count(region), Selector.parse(region["selector"]).files)
+    for region in _OTHER_REGION.finditer(text):
+        yield Source(page, _line(text, region), _count(region), _OTHER_FILES[region["mark"]])
+    for number in unsourced_numbers(_OTHER_REGION.sub("", text)):
+        place = next(found for found in MEASURED.finditer(text) if found.group() == number)
+        yield Source(page, _line(text, place), 1, ())
+
+
+def _whole_page(page: str, results: Mapping[str, ResultSet]) -> tuple[str, ...]:
+    """Pages that are rendered as a whole: the state of the papers' entries, and the cost of the local page."""
+    if page == "docs/results/reproduction.md":
+        shown = by_entry(list(results.values())).values()
+        return tuple(name for name, result in results.items() if any(result is one for one in shown))
+    return ("web",) if page == "docs/results/web.md" else ()
+
+
+def _line(text: str, found: re.Match[str]) -> int:
+    return text.count("\n", 0, found.start()) + 1
+
+
+def _count(region: re.Match[str]) -> int:
+    """Numbers below the mark and the heading of the table."""
+    return len(_NUMBER.findall(re.sub(r"^<!--.*?-->\n(\|.*\n)?", "", region.group())))
