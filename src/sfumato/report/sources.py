@@ -21,13 +21,15 @@ _OTHER_FILES = {
     "expected use: other settings": ("expected-use",),
     "measured: costs": ("scale",),
     "measured: killed": ("killed-ranks",),
-    "measured: reading": ("reading",),
+    "measured: reading": ("reading-1m", "reading-10m"),
     "measured: training": ("scale",),
     "table: exactness": ("engine-exactness-cpu", "engine-exactness-h200"),
+    "table: filter": ("filter",),
     "table: gradients": ("engine-cpu",),
     "table: kills": ("kills",),
     "table: newcomer": ("newcomer",),
     "table: profiles": ("engine-cpu",),
+    "table: replay": ("replay",),
 }
 """Regions of files with a format of their own, written and compared by the scripts beside them."""
 
