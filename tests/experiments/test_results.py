@@ -209,9 +209,11 @@ def test_a_region_that_selects_nothing_or_too_much_is_an_error() -> None:
 
 def test_transcribed_numbers_have_a_dagger() -> None:
     name = "dp-lflow-table-1-full"
-    old, selector = RESULTS[name], Selector.parse(f"{name} layout=pivot measures=CNN setting=DP-LFlow")
+    selector = Selector.parse(f"{name} layout=pivot measures=CNN setting=DP-LFlow")
+    made = replace(RESULTS[name].provenance, commit=None)
+    old = replace(RESULTS[name], provenance=made, rows=tuple(replace(r, log_sha256=None) for r in RESULTS[name].rows))
     assert old.transcribed
-    text = region_table(selector, RESULTS)
+    text = region_table(selector, {name: old})
     assert text.startswith("| CNN † |") and text.count(DAGGER) == 1 and TRANSCRIBED in text
     new = replace(old, provenance=replace(old.provenance, commit="0123456789ab"))
     text = region_table(selector, {**RESULTS, name: new})
@@ -290,4 +292,6 @@ def test_a_recorded_command_names_files_of_the_repository_from_its_root(tmp_path
 def test_a_number_of_the_paper_is_counted_once() -> None:
     """It stands beside each of our forms of the method."""
     paper = papers()["dp2-vae"]
-    assert "paper's 8 numbers" in agreement(paper, paper.entries["table-1"], RESULTS["dp2-vae-table-1-full"])
+    stored = RESULTS["dp2-vae-table-1-full"]
+    own = replace(stored, rows=tuple(row for row in stored.rows if row.setting.startswith("DP²-VAE")))
+    assert "paper's 8 numbers" in agreement(paper, paper.entries["table-1"], own)
