@@ -87,11 +87,10 @@ def training(folder: Path, *, rehearse: bool) -> dict[str, Any]:
         for kind, found in rounds.items():
             out = folder / f"{kind}-{number}.json"
             # Processes that know nothing of each other are a launch each.
-            others = [_launch("training-worker", 1, folder / "other.json", rehearse=rehearse)] * (kind == "apart")
+            other = _launch("training-worker", 1, folder / "other.json", rehearse=rehearse) if kind == "apart" else None
             facts = _launched("training-worker", 2 if kind == "two" else 1, out, rehearse=rehearse)
-            for other in others:
-                if other.wait():
-                    raise RuntimeError("a training failed")
+            if other is not None and other.wait():
+                raise RuntimeError("a training failed")
             found.append(facts.pop("seconds_per_step"))
             print(kind, found[-1], flush=True)
     steps = {kind: statistics.median(found) for kind, found in rounds.items()}
