@@ -102,7 +102,7 @@ def one_kill(folder: Path, data: Path, moment: float, victim: int) -> dict[str, 
     found: dict[str, Any] = {"moment": moment, "victim": victim, "seconds_to_the_end_of_all": seconds}
     before = Ledger.read(ledger) if ledger.exists() else None  # raises if it is damaged
     found["charged_steps"] = 0 if before is None else sum(event.steps for event in before.events())  # type: ignore[union-attr]
-    found["finished_before_the_kill"] = launcher.returncode == 0
+    found["finished_before_the_kill"] = (out / "release" / "card.json").exists()
     if not found["finished_before_the_kill"]:
         # A run that had spent nothing when it was interrupted begins again.
         again = start(data, out, PROCESSES - 1, resume=(out / "internal" / "run.json").exists())

@@ -22,6 +22,7 @@ from sfumato.privacy.gradients import UnsupportedModel, check, check_rows
 from sfumato.privacy.gradients.guard import Guard
 from sfumato.privacy.gradients.probe import due
 from sfumato.privacy.gradients.python_state import python_state
+from sfumato.privacy.gradients.side_effects import no_side_effects
 from sfumato.privacy.randomness import Draws
 
 KEPT: list[Any] = []
@@ -200,3 +201,12 @@ def test_several_sizes_are_tried() -> None:
 def test_checks_are_repeated_at_public_steps() -> None:
     assert [step for step in range(300) if due(step, 300)] == [4, 16, 64, 256, 299]
     assert due(0, 1) and not due(0, 2)
+
+
+@pytest.mark.parametrize(("category", "refused"), [(UserWarning, True), (ResourceWarning, False)])
+def test_what_a_finaliser_warns_of_is_not_the_functions(category: type[Warning], refused: bool) -> None:
+    """An unclosed file of anybody may be collected while a loss is being checked."""
+    found: list[str] = []
+    with no_side_effects(lambda: True, found.append):
+        warnings.warn("unclosed file", category, stacklevel=1)
+    assert found == ["it raises a warning"] * refused
