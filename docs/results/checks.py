@@ -84,6 +84,8 @@ def replay() -> str:
     for row in load("replay")["rows"]:
         moved = [f"{where} {value:.6f}" for where, value in row.get("movement", {}).items()]
         found = row.get("failed") or ("FLAGGED" if row["flagged"] else "nothing")
+        if row.get("vacuous"):
+            found += f"; vacuous for {', '.join(row['vacuous'])}"
         rows.append((row["method"], row["variant"], row.get("pairs", 0), found, "; ".join(moved)))
     return lines(("method", "variant", "pairs", "flagged", "largest movement ÷ paid for"), rows)
 
