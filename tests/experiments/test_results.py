@@ -110,6 +110,12 @@ def test_every_result_names_its_commit_and_its_log() -> None:
     assert incomplete <= OLDER, "run it again from a clean checkout, by the command that writes result files"
 
 
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_names_no_folder_of_a_machine(name: str) -> None:
+    for row in RESULTS[name].rows:
+        assert not [value for value in row.parameters.values() if isinstance(value, str) and value.startswith("/")]
+
+
 def test_persons_and_images_are_never_pooled() -> None:
     """In the first edition one person-level and one image-level training were averaged to 61.3 ± 4.6."""
     paper = papers()["dp-lflow"]

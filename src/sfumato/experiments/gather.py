@@ -69,7 +69,7 @@ def result_row(evaluated: Evaluated, *, setting: str, epsilon: float, data: str 
         unit=conditions.unit,
         method=None if method is None else method.name,
         variant=None if method is None else method.variant,
-        parameters=json.loads(json.dumps(parameters)),
+        parameters=json.loads(json.dumps({name: without_folder(value) for name, value in parameters.items()})),
         spent=None if method is None else _spent(contents),
         images=spec.images,
         values=_values(contents, wanted, by_seed=bool(evaluated.baseline)),
@@ -78,6 +78,15 @@ def result_row(evaluated: Evaluated, *, setting: str, epsilon: float, data: str 
         megabytes=None if method is None else _megabytes(evaluated.folders[0]),
         log_sha256=log_hash(logs),
     )
+
+
+def without_folder(value: object) -> object:
+    """The last part of a path: where a public collection lies on a machine is no part of a result.
+
+    >>> without_folder("/data/fashion-mnist"), without_folder("mmd")
+    ('fashion-mnist', 'mmd')
+    """
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _values(contents: Sequence[Mapping[str, Any]], row: str, *, by_seed: bool) -> dict[str, Measured]:
