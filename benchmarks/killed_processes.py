@@ -3,9 +3,11 @@
     python benchmarks/killed_processes.py --kills 20 --out docs/results/killed-ranks.json
     python benchmarks/killed_processes.py --kills 1
 
-``torchrun`` starts the processes, as on a cluster. A moment is a random time after they have started, from 0 to what a
-whole run takes. For every kill the result says how long the other processes took to end, how many steps were on the
-ledger then, and what the release states.
+``torchrun`` starts the processes, as on a cluster. A run has three phases, as long as a first run that is not killed
+shows: the start, before the first charge; the steps, each of which is charged; and the end, after the last charge. Most
+kills fall among the steps: when the ledger holds a random number of charges, and a random part of a step later. The
+others fall at a random time of the start or of the end. For every kill the result says how long the other processes
+took to end, how many steps were on the ledger then, and what the release states.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,17 +92,92 @@ def ended(launcher: subprocess.Popen[bytes], processes: list[int]) -> float | No
     return found
 
 
-def one_kill(folder: Path, data: Path, moment: float, victim: int) -> dict[str, Any]:
+def charges(ledger: Path) -> int:
+    """Charges on a ledger that another process is writing."""
+    try:
+        return ledger.read_bytes().count(b'"kind": "charge"')
+    except FileNotFoundError:
+        return 0
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """Seconds from the start of the processes to the first charge, to the last one and to the end, of a run."""
+
+    first_charge: float
+    last_charge: float
+    end: float
+    charges: int
+
+    @classmethod
+    def watched(cls, data: Path, out: Path) -> WholeRun:
+        """Of a run that is not killed."""
+        launcher = start(data, out, PROCESSES, resume=False)
+        processes = ranks(launcher, PROCESSES)
+        begun, times, count = time.monotonic(), [0.0], 0
+        while any(alive(process) for process in processes):
+            if (now := charges(out / "ledger.jsonl")) > count:
+                times += [time.monotonic() - begun] * (now - count)
+                count = now
+            time.sleep(0.002)
+        end = time.monotonic() - begun
+        if launcher.wait() or not count:
+            raise RuntimeError("the run that nobody kills has failed")
+        return cls(times[1], times[-1], end, count)
+
+    @property
+    def step(self) -> float:
+        """Seconds between two charges."""
+        return (self.last_charge - self.first_charge) / max(1, self.charges - 1)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A kill: when the ledger holds ``after`` charges, and ``delay`` seconds later."""
+
+    phase: str
+    after: int
+    delay: float
+    victim: int
+
+    @classmethod
+    def drawn(cls, phase: str, whole: WholeRun, chance: random.Random) -> Moment:
+        """A random moment of this phase, and a random process."""
+        victim = chance.randrange(PROCESSES)
+        if phase == "start":
+            return cls(phase, 0, chance.uniform(0.0, whole.first_charge), victim)
+        if phase == "steps":
+            return cls(phase, chance.randrange(1, whole.charges), chance.uniform(0.0, whole.step), victim)
+        return cls(phase, whole.charges, chance.uniform(0.0, whole.end - whole.last_charge), victim)
+
+    def wait_for(self, launcher: subprocess.Popen[bytes], ledger: Path) -> None:
+        """Return at this moment, or if the run ends or hangs before it."""
+        end = time.monotonic() + LONGEST
+        while charges(ledger) < self.after and launcher.poll() is None and time.monotonic() < end:
+            time.sleep(0.001)
+        time.sleep(self.delay)
+
+
+def phases(kills: int, chance: random.Random) -> list[str]:
+    """The phase of each kill, in random order: seven of ten among the steps."""
+    steps = round(0.7 * kills)
+    found = ["steps"] * steps + ["start", "end"] * (kills - steps)
+    found = found[:kills]
+    chance.shuffle(found)
+    return found
+
+
+def one_kill(folder: Path, data: Path, moment: Moment) -> dict[str, Any]:
     """Kill, look at the ledger, resume with one process fewer, and look at the release."""
     out = folder / "run"
     ledger = out / "ledger.jsonl"
     launcher = start(data, out, PROCESSES, resume=False)
     processes = ranks(launcher, PROCESSES)
-    time.sleep(moment)
-    if alive(processes[victim]):
-        os.kill(processes[victim], signal.SIGKILL)
+    moment.wait_for(launcher, ledger)
+    if alive(processes[moment.victim]):
+        os.kill(processes[moment.victim], signal.SIGKILL)
     seconds = ended(launcher, processes)
-    found: dict[str, Any] = {"moment": moment, "victim": victim, "seconds_to_the_end_of_all": seconds}
+    found: dict[str, Any] = {"moment": asdict(moment), "seconds_to_the_end_of_all": seconds}
     before = Ledger.read(ledger) if ledger.exists() else None  # raises if it is damaged
     found["charged_steps"] = 0 if before is None else sum(event.steps for event in before.events())  # type: ignore[union-attr]
     found["finished_before_the_kill"] = (out / "release" / "card.json").exists()
@@ -134,15 +212,12 @@ def main() -> None:
         data = Path(folder) / "data.npz"
         images = np.random.default_rng(0).integers(0, 256, (400, 28, 28), dtype=np.uint8)
         np.savez(data, images=images, labels=np.arange(400) % 2)
-        launcher = start(data, Path(folder) / "whole", PROCESSES, resume=False)
-        ranks(launcher, PROCESSES)
-        begun = time.monotonic()
-        launcher.wait()
-        found["seconds_of_a_whole_run"] = whole = time.monotonic() - begun
-        for number in range(arguments.kills):
+        whole = WholeRun.watched(data, Path(folder) / "whole")
+        found["whole_run"] = asdict(whole)
+        for number, phase in enumerate(phases(arguments.kills, chance)):
             place = Path(folder) / str(number)
             place.mkdir()
-            found["runs"].append(one_kill(place, data, chance.uniform(0.0, whole), chance.randrange(PROCESSES)))
+            found["runs"].append(one_kill(place, data, Moment.drawn(phase, whole, chance)))
             print(json.dumps(found["runs"][-1]), flush=True)
             found["kills"] = len(found["runs"])
             found["passed"] = sum(kill["passed"] for kill in found["runs"])

@@ -37,6 +37,8 @@ COMMANDS = (
 
 def measure(folder: Path, data: Path) -> dict[str, Any]:
     """Run every command and note its seconds."""
+    from sfumato.experiments.results import current_commit
+
     folder.mkdir(parents=True)
     write_pictures(folder / "pictures", data)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SFUMATO"))}
@@ -51,7 +53,8 @@ def measure(folder: Path, data: Path) -> dict[str, Any]:
         print(words, file=sys.stderr)
         steps.append({"command": words, "seconds": round(time.monotonic() - started), "cpu_seconds": round(spent)})
     machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}"
-    return {"pictures": PICTURES, "machine": machine, "load": round(load, 1), "steps": steps}
+    made = {"command": "python benchmarks/newcomer.py", "commit": current_commit()}
+    return {**made, "pictures": PICTURES, "machine": machine, "load": round(load, 1), "steps": steps}
 
 
 def write_pictures(folder: Path, data: Path) -> None:
@@ -77,7 +80,8 @@ def page(result: dict[str, Any]) -> str:
         f"From a clone to the first release of {result['pictures']:,} own pictures: {len(steps)} commands, "
         f"{wall / 60:.1f} minutes,",
         f"{cpu / 60:.1f} minutes of CPU time. {result['machine']}; load average before it: {result['load']}.",
-        "The time to download packages depends on the network.",
+        "The pictures are the first of MNIST's training split, as PNG files in a folder for each class. The time to",
+        "download packages depends on the network.",
         "",
         "<!-- table: newcomer -->",
         "| command | seconds | CPU seconds |",
@@ -85,8 +89,9 @@ def page(result: dict[str, Any]) -> str:
         *(f"| `{step['command']}` | {step['seconds']} | {step['cpu_seconds']} |" for step in steps),
         "<!-- /table -->",
         "",
-        "Measured by `python benchmarks/newcomer.py`; the numbers are in `docs/results/newcomer.json`. The demo trains",
-        "DP-MERF, the fastest method; [which one to choose](../how-to/choose.md) depends on time and images.",
+        "Measured by `python benchmarks/newcomer.py FOLDER --data mnist`; the numbers are in",
+        "`docs/results/newcomer.json`. The demo trains DP-MERF; [which method to choose](../how-to/choose.md) depends",
+        "on time and images.",
         "",
     ]
     return "\n".join(lines)

@@ -43,12 +43,16 @@ def killed() -> str:
         return "`python benchmarks/killed_processes.py` measures this; there is no result yet.\n"
     runs = found["runs"]
     seconds = max(run["seconds_to_the_end_of_all"] or float("inf") for run in runs)
+    resumed = sum(run["passed"] and not run["finished_before_the_kill"] for run in runs)
     during = sum(0 < run["charged_steps"] < found["steps"] for run in runs)
     rows = [
         ["kills of one of three processes, at random moments", f"{found['kills']}"],
-        ["of them while steps were being charged", f"{during}"],
+        ["of them before the first charge", f"{sum(run['charged_steps'] == 0 for run in runs)}"],
+        ["while steps were being charged", f"{during}"],
+        ["after the last charge", f"{sum(run['charged_steps'] == found['steps'] for run in runs)}"],
         ["all processes had ended, at the latest after", f"{seconds:.1f} s"],
-        ["whole ledger, resumed with one process fewer, finished at the planned ε", f"{found['passed']}"],
+        ["whole ledger, resumed with one process fewer, finished at the planned ε", f"{resumed}"],
+        ["whole ledger, and the release was there when the kill came", f"{found['passed'] - resumed}"],
     ]
     return table(["`python benchmarks/killed_processes.py`", ""], rows)
 
@@ -119,7 +123,7 @@ def costs() -> str:
     rows = [
         ["gradients", f"{rows_a_second:,.0f} rows a second, {own['method']} on one core"],
         [
-            "coins",
+            "Poisson sampling",
             f"{1e3 * coins['512 of 10000']:.1f} ms for 512 of 10,000 ids, "
             f"{1e3 * coins['512 of 1000000000']:.1f} ms for 512 of a billion",
         ],
@@ -139,7 +143,7 @@ a second:
 
 - gradients: {BATCH:,} × {DRAWS} ÷ {DEVICES} ÷ {ROWS_A_SECOND:,} = {gradients:.2f} s
 - exchange: {16 * PARAMETERS / 1e6:.0f} MB; a ring moves twice that through each link, {ring:.3f} s
-- coins: {coins["65536 of 1000000000"]:.3f} s on one core, measured
+- Poisson sampling: {coins["65536 of 1000000000"]:.3f} s on one core, measured
 - decoded pixels: 4 TB of grey or 12 TB of colour pixels, on a file system that all machines see
 """
     return table(["", "measured constant"], rows) + text

@@ -2,9 +2,10 @@
 
 ``python mutants/operators.py --count 200 --seed 0 --out docs/results/mutants-random.json``. A drawn defect is one
 changed token: a comparison, an arithmetic operator, a number, a boolean or a deleted statement. For each the tests of
-``tests/privacy`` that execute the changed line run first, then others that execute its file, the quickest first and up
-to ``--seconds`` of them; ``--hours`` ends the pass early. A defect that survives is listed with its line and with the
-explanation that ``mutants/survivors.toml`` gives.
+``tests/privacy`` that execute the changed line run, the quickest first and up to ``--seconds`` of them. A defect that
+survives is listed with its line and with the explanation that ``mutants/survivors.toml`` gives. ``--coverage FILE``
+keeps which test executes which line; ``--again FILE`` runs only the survivors of an earlier result that
+have no explanation yet, against the present tests.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import json
 import random
 import sys
 import tempfile
-import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from run import ROOT, copied
+from run import ROOT, copied, current_commit
 from selection import Coverage, forked_tests, preload
 
 _COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
@@ -28,13 +30,16 @@ _OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*"}
 _SYMBOLS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
+_ELSEWHERE = {"distributed.py": ["tests/distributed"]}
+"""Files whose tests are in another folder, because they start processes, in which no line is traced."""
+
 Change = tuple[int, int, int, str]
 
 
 def candidates(text: str) -> Iterator[Change]:
     """``(line, start, stop, replacement)`` of every single-line change that the operators allow."""
     lines = text.splitlines()
-    for node in ast.walk(ast.parse(text)):
+    for node in _executed(ast.parse(text)):
         if isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARISONS:
             yield from _between(lines, node.left, _SYMBOLS[type(node.ops[0])], _COMPARISONS[type(node.ops[0])])
         elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
@@ -45,6 +50,21 @@ def candidates(text: str) -> Iterator[Change]:
             yield node.lineno, node.col_offset, node.end_col_offset or 0, repr(node.value + 1)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.lineno == node.end_lineno:
             yield node.lineno, node.col_offset, node.end_col_offset or 0, "pass"
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """The node and all below it, without annotations and imports for them, and without f-strings.
+
+    Before Python 3.12 the parser does not give the place of an expression inside an f-string.
+    """
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            typing_only = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+            if isinstance(child, ast.AST) and not typing_only and not isinstance(child, ast.JoinedStr):
+                yield from _executed(child)
 
 
 def _between(lines: list[str], left: ast.expr, symbol: str, new: str) -> Iterator[Change]:
@@ -66,15 +86,32 @@ def apply(text: str, change: Change) -> str:
 
 
 def explanations() -> dict[tuple[str, str, str], str]:
-    """Why each known survivor changes nothing that a test could see, by file, changed line and replacement."""
+    """Why each known survivor changes nothing that a test could see, by file, line and changed line."""
     text = (ROOT / "mutants" / "survivors.toml").read_text(encoding="utf-8")
     return {(one["file"], one["text"], one["new"]): one["why"] for one in tomllib.loads(text).get("survivor", [])}
 
 
-def report(possible: int, drawn: int, results: list[dict[str, object]]) -> str:
+def _explanation(known: Mapping[tuple[str, str, str], str], result: Mapping[str, Any]) -> str | None:
+    return known.get((result["file"], result["text"], result["new"])) if result else None
+
+
+def outcome(copy: Path, name: str, change: Change, tests: list[str], *, seconds: float) -> dict[str, object]:
+    """Plant one defect in the copy and run the tests; the defect is described by its line without and with it."""
+    target = copy / "src" / "sfumato" / "privacy" / name
+    original = target.read_text(encoding="utf-8")
+    changed = apply(original, change)
+    old, new = (text.splitlines()[change[0] - 1].strip() for text in (original, changed))
+    target.write_text(changed, encoding="utf-8")
+    failure = forked_tests(copy, tests, seconds=seconds)
+    target.write_text(original, encoding="utf-8")
+    found = {"file": name, "line": change[0], "text": old, "new": new, "caught": failure is not None}
+    return {**found, "tests": len(tests)} if failure is None else {**found, "how": failure}
+
+
+def report(facts: dict[str, object], results: list[dict[str, object]]) -> str:
     """The result file: how many were drawn, run and caught, and what became of each."""
     caught = sum(bool(result["caught"]) for result in results)
-    found = {"possible": possible, "drawn": drawn, "run": len(results), "caught": caught, "mutants": results}
+    found = {**facts, "run": len(results), "caught": caught, "mutants": results}
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -84,38 +121,37 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60.0, help="Nominal seconds of tests for one defect.")
-    parser.add_argument("--hours", type=float, default=24.0, help="Stop after this time.")
+    parser.add_argument("--coverage", type=Path, help="Keep in this file which test executes which line.")
+    parser.add_argument("--again", type=Path, help="Run only what is not explained in this earlier result.")
     parser.add_argument("--out", type=Path, default=Path("mutants.json"))
     options = parser.parse_args()
     folder = ROOT / "src" / "sfumato" / "privacy"
     every = [
-        (path.relative_to(ROOT).as_posix(), change)
+        (path.relative_to(folder).as_posix(), change)
         for path in sorted(folder.rglob("*.py"))
         for change in candidates(path.read_text(encoding="utf-8"))
     ]
     drawn = random.Random(options.seed).sample(every, min(options.count, len(every)))
+    command = f"python mutants/operators.py --count {options.count} --seed {options.seed} --seconds {options.seconds:g}"
+    facts = {"command": command, "commit": current_commit(), "torch": version("torch")}
+    earlier = json.loads(options.again.read_text(encoding="utf-8")) if options.again else {"mutants": [{}] * len(drawn)}
+    if options.again:
+        facts |= {"commit": earlier["commit"], "survivors again at": facts["commit"]}
+    facts |= {"possible": len(every), "drawn": len(drawn)}
     known, results = explanations(), []
-    end = time.monotonic() + 3600 * options.hours
     with tempfile.TemporaryDirectory() as temporary:
         copy = copied(Path(temporary))
         preload()
-        coverage = Coverage.measured(copy, copy / "tests" / "privacy")
-        for name, change in drawn:
-            if time.monotonic() > end:
-                break
-            target = copy / name
-            original = target.read_text(encoding="utf-8")
-            line = original.splitlines()[change[0] - 1].strip()
-            target.write_text(apply(original, change), encoding="utf-8")
-            tests = coverage.tests(target, change[0], seconds=options.seconds)
-            caught = forked_tests(copy, tests, seconds=5 * options.seconds + 60) != 0
-            target.write_text(original, encoding="utf-8")
-            result = {"file": name, "line": change[0], "text": line, "new": change[3], "caught": caught}
-            if not caught:
-                result["why"] = known.get((name, line, change[3]), "not explained")
+        coverage = Coverage.measured(copy, copy / "tests" / "privacy", options.coverage)
+        for (name, change), result in zip(drawn, earlier["mutants"], strict=True):
+            if not result.get("caught") and _explanation(known, result) is None:
+                tests = _ELSEWHERE.get(name) or coverage.tests(name, change[0], seconds=options.seconds)
+                result = outcome(copy, name, change, tests, seconds=5 * options.seconds + 60)
+                print(json.dumps(result, ensure_ascii=False), flush=True)
+            if not result["caught"]:
+                result["why"] = _explanation(known, result) or "not explained"
             results.append(result)
-            print(f"{'caught' if caught else 'SURVIVES'}: {name}:{change[0]}: {line} -> {change[3]}", flush=True)
-            options.out.write_text(report(len(every), len(drawn), results), encoding="utf-8")
+            options.out.write_text(report(facts, results), encoding="utf-8")
     return 0
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,6 +70,16 @@ def copied(folder: Path) -> Path:
     return folder
 
 
+def current_commit() -> str:
+    """The commit, with ``+`` where the sources or the tests were changed since; without importing what is tested."""
+    words = (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no", "src", "tests"])
+    commit, changed = (
+        subprocess.run(["git", *one], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        for one in words
+    )
+    return commit + ("+" if changed else "")
+
+
 def main() -> int:
     """Run the list and print one line for each defect."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -85,7 +97,9 @@ def main() -> int:
     caught = sum(result["result"] == "caught" for result in results)
     print(f"{caught} of {len(chosen)} caught")
     if options.out:
-        found = {"chosen": len(chosen), "caught": caught, "mutants": results}
+        command = "python mutants/run.py" + (f" --only {shlex.quote(options.only)}" if options.only else "")
+        made = {"command": command, "commit": current_commit(), "torch": version("torch")}
+        found = {**made, "chosen": len(chosen), "caught": caught, "mutants": results}
         options.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return int(caught < len(chosen))
 

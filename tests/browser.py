@@ -30,7 +30,7 @@ FLAGS = (
     "--remote-debugging-pipe",
 )
 PHONE, DESKTOP = (375, 812), (1280, 900)
-_PATIENCE = 60.0
+_PATIENCE = 600.0  # seconds until Chromium counts as hanging, on a machine that does much else
 
 
 @dataclass
@@ -87,8 +87,9 @@ class Browser:
         self.ask("Page.navigate", {"url": page.resolve().as_uri()}, session=session)
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
             self._events.append(self._message())
-        # One more round trip, so that what the load set off has been told.
-        self.run("new Promise(done => setTimeout(done, 50))", session)
+        # The event may be that of the empty tab; and one more round trip, so that what the load set off has been told.
+        loaded = "document.readyState === 'complete' || new Promise(done => addEventListener('load', done))"
+        self.run(f"(async () => {{ await ({loaded}); await new Promise(done => setTimeout(done, 50)) }})()", session)
         visit = Visit(session, size[0])
         for event in self._events:
             if event.get("sessionId") == session:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import json
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +62,19 @@ def test_every_assertion_can_fail(path: Path) -> None:
 def test_a_fault_is_found(source: str) -> None:
     assert list(faults(source))
     assert list(empty_tests("def test_nothing():\n    '''It says much.'''\n    pass\n"))
+
+
+def test_the_result_of_planted_defects_names_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT.parent / "mutants"))
+    module = importlib.import_module("run")
+    monkeypatch.setattr(module, "copied", lambda folder: folder)
+    monkeypatch.setattr(module, "result_of", lambda mutant, copy: "caught")
+    only = MUTANTS[0]["defect"]
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", only, "--out", str(tmp_path / "found.json")])
+    assert module.main() == 0
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert found["commit"] == module.current_commit() and found["command"] == f"python mutants/run.py --only '{only}'"
+    assert found["chosen"] == found["caught"] == len(found["mutants"]) >= 1
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant["defect"])

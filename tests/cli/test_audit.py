@@ -54,6 +54,19 @@ def test_replay_says_by_its_status_whether_something_was_found() -> None:
     assert status == 1 and json.loads(text)["movement"]["train / gradient"] > 1.4
 
 
+def test_the_detection_matrix_names_its_command_and_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sfumato.audit import detection_matrix
+    from sfumato.experiments.results import current_commit
+
+    one = detection_matrix.Detection("no mistake", detection_matrix.CONTROL, detection_matrix.NOT_CAUGHT, ())
+    monkeypatch.setattr(detection_matrix, "detection_matrix", lambda **_: iter([one]))
+    status, _ = run("detection", "--pairs", "2", "--out", str(tmp_path / "matrix.json"))
+    written = json.loads((tmp_path / "matrix.json").read_text())
+    assert status == 0 and [one.from_json(row) for row in written["methods"]] == [one]
+    assert written["command"] == "sfumato audit detection --pairs 2 --epsilon 3 --delta 1e-05"
+    assert written["commit"] == current_commit()
+
+
 def test_replay_takes_a_users_own_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine_to_audit.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
@@ -87,7 +100,8 @@ def test_noise_and_canary_print_what_they_measured() -> None:
 
 
 def test_a_release_is_audited_and_its_card_says_so(finished: Path) -> None:
-    status, text = run("release", str(finished), "--pairs", "2", "--canaries", "100")
+    # Twenty canaries of a sound release are flagged in 3 of a million runs; a hundred, in 2 of ten thousand.
+    status, text = run("release", str(finished), "--pairs", "2", "--canaries", "20")
     assert status == 0 and "measured ≥" in text
     written = finished / "audit.json"
     assert written.stat().st_mode & 0o077 == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +33,28 @@ def test_held_out_images_are_not_trained_on(tmp_path: Path, monkeypatch: pytest.
     (found,) = trained_on
     assert len(held_out.labels) > 5 and np.array_equal(found.pixels, kept.pixels)
     assert not {image.tobytes() for image in held_out.pixels} & {image.tobytes() for image in found.pixels}
+
+
+def test_under_a_guarantee_per_image_no_image_decides_for_others_of_its_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One image is added or removed, so that one image at most may join or leave those that are trained on."""
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 28, 28), dtype=np.uint8)
+    np.savez(tmp_path / "data.npz", images=pixels, labels=np.arange(60) % 2, persons=np.arange(60) % 20)
+    words = ["train", str(tmp_path / "data.npz"), "--method", "dp-merf", "--epsilon", "3", "--classes", "2", *SMALL]
+    words += ["--unit", "image", "--hold-out", "0.5", "--out", str(tmp_path / "run"), "--quiet"]
+    assert run_here(monkeypatch, *words) == 0
+    division = HoldOut.load(tmp_path / "run" / "internal" / "hold_out.json")
+    images = read(tmp_path / "data.npz", classes=2)
+    assert images.persons is not None
+    trained_on = {image.tobytes() for image in division.split(images)[0].pixels}
+    for row in range(20):
+        others = np.delete(np.arange(60), row)
+        fewer = replace(
+            images,
+            pixels=images.pixels[others],
+            labels=np.asarray(images.labels)[others],
+            persons=np.asarray(images.persons)[others],
+        )
+        now = {image.tobytes() for image in division.split(fewer)[0].pixels}
+        assert now == trained_on - {images.pixels[row].tobytes()}

@@ -9,7 +9,7 @@ import pytest
 from sfumato.cli import main
 from sfumato.privacy import RunRefused
 from sfumato.privacy.curator import AnswerLost
-from sfumato.privacy.step import PrivateRowsError
+from sfumato.privacy.withheld import PrivateRowsError
 
 
 @pytest.mark.parametrize("kind", [RunRefused, AnswerLost, PrivateRowsError])

@@ -27,6 +27,7 @@ def test_bad_record(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     with pytest.raises(BadInput, match=RECORDS[make]) as caught:
         read(place, cache=cache)
     told = "".join(traceback.format_exception(caught.value)) + repr(vars(caught.value))
+    told = told.replace(str(tmp_path), "")  # whose number may be any
     assert SECRET not in told and "4711" not in told and "row" not in vars(caught.value)["detail"]
     assert caught.value.__context__ is None and caught.value.__cause__ is None
     assert not cache.exists()
@@ -144,7 +145,7 @@ def test_decoders_say_nothing_about_single_files(
     place = with_a_bad_file(tmp_path / "c", content.replace(samples + b"\x03\0", samples + b"\0\x03"))
     with pytest.raises(BadInput, match="cannot be decoded"):
         read(place)
-    assert not caplog.records and not recwarn.list
+    assert not caplog.records and not [one for one in recwarn.list if one.category is not ResourceWarning]
     with pytest.raises(UnidentifiedImageError):
         Image.open(place / "cat" / f"{SECRET}.png")
     assert caplog.records  # it does so when nobody stops it

@@ -43,7 +43,7 @@ def test_the_story_on_drawn_digits(tmp_path: Path) -> None:
 def test_a_collection_of_ones_own_keeps_its_size_to_itself(tmp_path: Path) -> None:
     images, labels = pictures(173)
     told = _told(tmp_path / "out", data=write_folder(tmp_path / "c", images, labels))
-    assert "173" not in told and "3 classes" in told
+    assert "173" not in told.replace(str(tmp_path), "") and "3 classes" in told
     assert set(PublicImages.read(tmp_path / "out" / "synthetic").classes) == {"cat", "dog", "newt"}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,8 +101,17 @@ def _collection(file: Path, root: Path) -> Path:
     return file if file.suffix in (".npz", ".parquet") else file.parent if file.name != "bad" else root
 
 
+@pytest.fixture
+def collected() -> None:
+    """Files that earlier tests left open are not warned of while every warning is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("collected")
 def test_malformed_inputs(tmp_path: Path, kind: str) -> None:
     random = np.random.default_rng(list(kind.encode()))
     root, cache = tmp_path / "c", tmp_path / "cache"

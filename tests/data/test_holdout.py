@@ -72,8 +72,8 @@ def test_the_parts_of_a_collection_are_used(tmp_path: Path) -> None:
 
 
 def test_key_and_share_can_be_kept(tmp_path: Path) -> None:
-    HoldOut(0.3, KEY).save(tmp_path / "hold_out.json")
-    assert HoldOut.load(tmp_path / "hold_out.json") == HoldOut(0.3, KEY)
+    HoldOut(0.3, KEY, "image").save(tmp_path / "hold_out.json")
+    assert HoldOut.load(tmp_path / "hold_out.json") == HoldOut(0.3, KEY, "image")
     assert (tmp_path / "hold_out.json").stat().st_mode & 0o077 == 0
     with pytest.raises(FileNotFoundError, match="without --hold-out"):
         HoldOut.load(tmp_path / "other.json")

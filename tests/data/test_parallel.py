@@ -103,15 +103,14 @@ from sfumato.data import parallel, read
 parallel.PART = 256
 read({str(shards)!r}, cache={str(tmp_path)!r}, workers=2, classes=3, progress=lambda done: time.sleep(600))
 """
-    process = subprocess.Popen([sys.executable, "-c", program])
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
     while not any(tmp_path.glob("reading-*/[0-9]*[0-9]")):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    # Its processes end after the part that they are at, also one that has not begun with it: they all hold its stderr.
+    process.communicate()
     (kept,) = tmp_path.glob(f"reading-{'?' * 32}")
-    while any(kept.glob("*.new")):
-        time.sleep(0.05)  # processes of the killed reading end after the part that they are at
     before = {part.name: part.stat().st_ino for part in kept.iterdir() if part.suffix != ".new"}
     assert before and len(before) <= 3
     seen: list[int] = []
@@ -120,6 +119,26 @@ read({str(shards)!r}, cache={str(tmp_path)!r}, workers=2, classes=3, progress=la
     fresh = read(shards, cache=tmp_path / "fresh", workers=1, classes=3)
     assert np.array_equal(np.asarray(again.pixels), np.asarray(fresh.pixels))
     assert not list(tmp_path.glob("reading-*"))
+
+
+def test_a_process_that_ends_does_not_wait_for_its_reading(shards: Path, tmp_path: Path) -> None:
+    """Several processes read in a thread beside the exchanges by which they notice that one of them has ended."""
+    program = f"""
+import threading, time
+from sfumato.data import parallel, read
+parallel.PART = 16
+seen = threading.Event()
+def progress(done):
+    seen.set()
+    time.sleep(600)
+options = {{"cache": {str(tmp_path)!r}, "workers": 2, "classes": 3, "progress": progress}}
+threading.Thread(target=read, args=({str(shards)!r},), kwargs=options, daemon=True).start()
+seen.wait()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    (kept,) = tmp_path.glob(f"reading-{'?' * 32}")
+    parts = [part for part in kept.iterdir() if part.name.isdecimal()]
+    assert 1 <= len(parts) <= 3  # of 42: the first, and what the two processes were at
 
 
 def test_a_reading_that_is_killed_while_it_tidies_up_is_whole(
@@ -242,7 +261,7 @@ parallel.PART = 256
 read({str(shards)!r}, cache={str(tmp_path / "cache")!r}, workers=2, classes=3, progress=lambda done: print(done))
 """
     processes = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=250)[0].splitlines() for process in processes]
+    said = [process.communicate(timeout=1200)[0].splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert sorted(map(len, said)) == [0, 3]  # one of them decodes the three parts
     assert [entry.name[:7] for entry in (tmp_path / "cache").iterdir()] == ["pixels-"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sfumato.data import procedural
 from sfumato.data.procedural import dead_leaves, procedural_images, shapes, strokes, textures
 
 CPU = torch.device("cpu")
@@ -32,6 +33,16 @@ def test_strokes_are_dark_with_bright_ink_and_textures_fill_the_image() -> None:
     assert float((ink < 0.05).float().mean()) > 0.5 and float(ink.flatten(1).max(1).values.min()) > 0.3
     texture = textures(64, (1, 28, 28), CPU)
     assert float((texture < 0.05).float().mean()) < 0.5
+
+
+def test_strokes_have_no_gaps_in_large_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They look as if drawn with many more pieces; discs at points of the curve would be a string of beads."""
+    drawn = []
+    for segments in (procedural._SEGMENTS, 200):
+        monkeypatch.setattr(procedural, "_SEGMENTS", segments)
+        torch.manual_seed(0)
+        drawn.append(strokes(16, (1, 128, 128), CPU))
+    assert float((drawn[0] - drawn[1]).abs().max()) < 0.35 and float((drawn[0] - drawn[1]).abs().mean()) < 5e-4
 
 
 def test_dead_leaves_are_flat_with_sharp_edges() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -15,9 +17,13 @@ _PATIENCE = 1800  # seconds until a group counts as hanging
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port that nobody uses, below those that the kernel gives to whoever connects before the group listens on it."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = secrets.SystemRandom().randrange(max(1024, first - 20_000), max(2048, first))
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:

@@ -21,6 +21,7 @@ from sfumato.privacy.distributed import World
         ("one-method", (2,)),
         pytest.param("small-cases", (4,), marks=pytest.mark.long),
         pytest.param("features", (3,), marks=pytest.mark.long),
+        pytest.param("many-features", (3,), marks=pytest.mark.long),
         pytest.param("every-method", (2, 3, 4), marks=pytest.mark.long),
     ],
 )

@@ -20,10 +20,12 @@ from conformance.test_methods import CERTIFIED, budget_for
 from gradient_cases import Classifier, make_batch, squared_error
 from privacy.test_runs import KillAfter, Killed
 from sfumato.audit.replay import replay
+from sfumato.evaluation import fidelity
 from sfumato.evaluation.features import FeatureNetwork, extract
+from sfumato.evaluation.running_statistics import feature_statistics
 from sfumato.methods import Method, find
-from sfumato.privacy import PrivateRecords
-from sfumato.privacy.distributed import RankLost, World
+from sfumato.privacy import Budget, PrivateRecords
+from sfumato.privacy.distributed import ProcessesDiffer, RankLost, World
 from sfumato.privacy.gradients.engine import GradientSum
 from sfumato.release.export import read_export
 from sfumato.release.release import Release
@@ -155,6 +157,40 @@ def features(world: World) -> dict[str, Any]:
     return {"features": hashlib.sha256(found.numpy().tobytes()).hexdigest()}
 
 
+def many_features(world: World) -> dict[str, Any]:
+    """Statistics of more images than are kept as rows, of which every process computes some parts."""
+    fidelity.ROWS_KEPT = 100
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Flatten(), _Scaled(), torch.nn.Linear(784, 5))
+    network = FeatureNetwork("small", "", 5, "none", "nothing", module)
+    found = feature_statistics(network, few(2500)._pixels)
+    parts = {"mean": found.mean, "covariance": found.covariance, "rows": found.rows}
+    return {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in parts.items()}
+
+
+def disagreement(world: World) -> dict[str, Any]:
+    """What each process says when the last one has one record less, other pixels, or another budget."""
+    method, last = find("dp-merf").small(), world.rank == world.size - 1
+    other_pixels = few(20)
+    if last:
+        other_pixels._pixels[7, 0, 3, 3] ^= 1
+    given = {
+        "one less": (few(19 if last else 20), budget_for(method)),
+        "other pixels": (other_pixels, budget_for(method)),
+        "another budget": (few(20), Budget(3.0, 1e-6 if last else 1e-5)),
+    }
+    found = {}
+    for name, (records, budget) in given.items():
+        ledger = Path(sys.argv[2]) / f"{name}.jsonl"
+        try:
+            method.fit(records, budget, ledger, device="cpu")
+            found[name] = "trained"
+        except ProcessesDiffer as error:
+            found[name] = str(error)
+        found[name] += " and charged" * ledger.exists()
+    return found
+
+
 def in_turn(world: World) -> dict[str, Any]:
     """The first process goes on only when the others have seen exchanges meanwhile, as in a reading of hours."""
     exchanged = Path(sys.argv[2]) / "exchanged"
@@ -169,7 +205,7 @@ def in_turn(world: World) -> dict[str, Any]:
         return total
 
     def make() -> str:
-        end = time.monotonic() + 60  # it would wait for ever if there were no exchanges
+        end = time.monotonic() + 600  # it would wait for ever if there were no exchanges
         while world.first and not exchanged.exists():
             if time.monotonic() > end:
                 raise TimeoutError("no exchange while this process is busy")
@@ -194,6 +230,8 @@ TASKS: dict[str, Callable[[World], dict[str, Any]]] = {
     "interrupted": interrupted,
     "sampling": sampling,
     "features": features,
+    "many-features": many_features,
+    "disagreement": disagreement,
     "in-turn": in_turn,
 }
 

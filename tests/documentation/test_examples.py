@@ -35,9 +35,9 @@ def test_the_output_is_committed_and_has_no_errors_or_paths(path: Path) -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
+    patience = {"timeout": 1800, "startup_timeout": 600}
+    place = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, kernel_name="python3", resources=place, **patience).execute()
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -111,15 +112,29 @@ def test_the_case_studies_are_those_of_the_result_file() -> None:
     assert changed != page and module.rendered(changed) == page
 
 
+def test_the_case_studies_are_measured_with_their_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sfumato.audit import case_studies
+    from sfumato.experiments.results import current_commit
+
+    cheap = {"certified": partial(case_studies.certified, draws=1000)}
+    monkeypatch.setattr(case_studies, "CASE_STUDIES", cheap)
+    found = script("docs/case_studies.py").measure()
+    assert found["commit"] == current_commit() and found["command"].endswith("--measure")
+    assert [sorted(one) for one in found["case_studies"]] == [["above_claim", "claimed", "measured", "name", "note"]]
+
+
 def test_the_numbers_of_the_page_on_scale_are_those_of_the_result_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Written by: python docs/scale_numbers.py"""
     module = script("docs/scale_numbers.py")
     page = module.PAGE.read_text(encoding="utf-8")
     assert module.rendered(page) == page
     assert {found["name"] for found in module.REGION.finditer(page)} == set(module.PARTS)
-    found = {"kills": 3, "passed": 2, "steps": 9, "runs": [{"seconds_to_the_end_of_all": 1.23, "charged_steps": 4}]}
+    run = {"seconds_to_the_end_of_all": 1.23, "charged_steps": 4, "finished_before_the_kill": False, "passed": True}
+    finished = {**run, "charged_steps": 9, "finished_before_the_kill": True}
+    found = {"kills": 3, "passed": 3, "steps": 9, "runs": [run, run, finished]}
     monkeypatch.setattr(module, "result", lambda name: found if name == "killed-ranks" else None)
     assert "| 1.2 s |" in module.rendered(page)  # another file, another page
+    assert "at the planned ε | 2 |" in module.rendered(page)  # a run that had finished was not resumed
 
 
 API = sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))

@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from sfumato.evaluation.classifier_networks import HalfDropout, mlp
+from sfumato.evaluation.classifier_pool import train_classifiers
+from sfumato.evaluation.classifier_training import NetworkTraining
 from sfumato.evaluation.classifiers import (
     CNN,
     LOGISTIC_REGRESSION,
     MLP,
     ClassifierSpec,
     OptimizerSpec,
-    _Training,
+    TrainingJob,
     score,
     train_classifier,
 )
@@ -98,7 +100,7 @@ def test_the_last_images_of_each_class_can_be_held_out(sort: bool) -> None:
     labels = np.sort(labels) if sort else labels
     pixels = np.zeros((120, 1, 4, 4), dtype=np.uint8)
     spec = ClassifierSpec("MLP", mlp, epochs=1, held_out=0.1, held_out_last=True)
-    training = _Training(spec, pixels, labels, 4, 0, torch.device("cpu"))
+    training = NetworkTraining(spec, pixels, labels, 4, 0, torch.device("cpu"))
     last = [row for label in range(4) for row in np.flatnonzero(labels == label)[-3:]]
     assert sorted(training.held_out.tolist()) == sorted(last)
     assert sorted([*training.held_out.tolist(), *training.rows.tolist()]) == list(range(120))
@@ -212,3 +214,31 @@ def test_a_second_epoch_is_picked_on_validation_images() -> None:
     assert any(one.validated.epoch != one.epoch for one in found if one.validated is not None)
     alone = train_classifier(spec, pixels, labels, classes=4, seed=0)
     assert alone.validated is None and alone.epoch == found[0].epoch
+
+
+def test_classifiers_in_processes_of_their_own_are_the_ones_of_this_process() -> None:
+    pixels, labels = bars(96)
+    aside, noise = bars(40, seed=9), bars(200, seed=5)[0]
+    specs = [LOGISTIC_REGRESSION, *(ClassifierSpec(name, mlp, 3, 16, held_out=0.3) for name in ("a", "b"))]
+    jobs = [TrainingJob(spec, pixels, labels, 4, seed, aside) for seed, spec in enumerate(specs)]
+    alone, together = train_classifiers(jobs), train_classifiers(jobs, together=2)
+    assert [one.name for one in together] == ["LR", "a", "b"]
+    for one, other in zip(alone, together, strict=True):
+        assert one.epoch == other.epoch and (one.predict(noise) == other.predict(noise)).all()
+        assert (one.validated is None) == (other.validated is None)
+    assert together[1].validated is not None and alone[1].validated is not None
+    assert together[1].validated.epoch == alone[1].validated.epoch
+    with pytest.raises(ValueError, match="at least one classifier"):
+        train_classifiers(jobs, together=0)
+
+
+def test_a_network_can_be_trained_in_bfloat16() -> None:
+    pixels, labels = bars(256)
+    spec = replace(CNN, batch=32, epochs=6)
+    half = train_classifier(spec, pixels, labels, classes=4, seed=0, bfloat16=True)
+    assert score(half, *bars(100, seed=1), classes=4).overall > 0.9
+    first, second = (
+        TrainingJob(spec, pixels, labels, 4, 0, bfloat16=bfloat16).picks()[0].state for bfloat16 in (False, True)
+    )
+    assert any((first[name] != second[name]).any() for name in first)
+    assert all(value.dtype == torch.float32 for value in second.values()), "the weights themselves stay in float32"

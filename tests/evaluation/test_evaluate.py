@@ -228,6 +228,7 @@ def test_bench_also_picks_on_real_validation_images_and_says_so() -> None:
     validated = [find(found, SYNTHETIC, "accuracy", f"{name}, validated on real images") for name in names]
     best = find(found, SYNTHETIC, "accuracy", "best of ResNet, WRN, ResNeXt, validated on real images")
     assert best.mean == max(one.mean for one in validated)
+    assert {one.settings["arithmetic"] for one in validated} == {"float32"}
     assert "not private" in best.settings["selection"] and "synthetic" in found.protocol.selection
     # The headline of a page is the honest one: the mean of the three networks.
     headline = found.headline()
@@ -251,3 +252,43 @@ def test_the_bench_split_is_torchs_random_split() -> None:
     train, aside = bench_split(images, validation=10)
     np.testing.assert_array_equal(train.pixels, images.pixels[expected[0].indices])
     np.testing.assert_array_equal(aside.pixels, images.pixels[expected[1].indices])
+
+
+def test_the_networks_of_bench_are_trained_at_the_same_time_and_in_bfloat16() -> None:
+    tiny = tuple(replace(spec, network=mlp, epochs=1, held_out=0.2) for spec in PROTOCOLS["bench"].classifiers)
+
+    def measured(*, together: int = 1, bfloat16: bool = False) -> EvaluationResult:
+        return evaluate(
+            blocks(36, seed=1),
+            blocks(60, seed=4),
+            blocks(45, seed=5),
+            real_validation=blocks(30, seed=6),
+            protocol=replace(PROTOCOLS["bench"], classifiers=tiny),
+            seeds=(0,),
+            with_inception=False,
+            baselines=False,
+            together=together,
+            bfloat16=bfloat16,
+        )
+
+    assert measured(together=3).measurements == measured().measurements
+    half = find(measured(bfloat16=True), SYNTHETIC, "accuracy", "WRN")
+    assert half.settings["arithmetic"] == "bfloat16"
+
+
+def test_one_row_alone_is_the_row_of_the_whole_evaluation() -> None:
+    def measured(only: str | None) -> EvaluationResult:
+        return evaluate(
+            blocks(36, seed=1),
+            blocks(60, seed=4),
+            blocks(45, seed=5),
+            protocol=QUICK,
+            seeds=(0,),
+            with_inception=False,
+            only=only,
+        )
+
+    whole, alone = measured(None), measured(REAL)
+    assert {one.row for one in alone.measurements} == {REAL}
+    assert list(alone.measurements) == [one for one in whole.measurements if one.row == REAL]
+    assert "label_agreement" in {one.metric for one in alone.left_out}

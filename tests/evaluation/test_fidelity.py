@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
+from sfumato.evaluation import fidelity, running_statistics
+from sfumato.evaluation.features import FeatureNetwork, extract
 from sfumato.evaluation.fidelity import frechet_distance, kernel_distance, manifold, statistics
 
 
@@ -86,3 +88,33 @@ def test_collapsed_samples_give_numbers_and_not_nan() -> None:
     assert manifold(real, same).precision == 1.0
     assert manifold(real, same).recall <= 1 / 64
     assert frechet_distance(statistics(same), statistics(same)) == pytest.approx(0.0, abs=1e-6)
+
+
+class Means(nn.Module):
+    """Row means with a large common part, on which a careless covariance loses its digits."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.float().mean(dim=(1, 3)) + 1000
+
+
+@pytest.mark.parametrize("count", [100, 101, 3000], ids=["rows suffice", "one more", "several parts"])
+def test_statistics_of_many_images_never_hold_all_features(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, size=(count, 1, 8, 8), dtype=np.uint8)
+    network = FeatureNetwork("means", "", 8, "none", "nothing", Means())
+    monkeypatch.setattr(fidelity, "ROWS_KEPT", 100)
+    expected, held = statistics(extract(network, pixels)), []
+
+    def watched(network: FeatureNetwork, pixels: np.ndarray, **options: object) -> torch.Tensor:
+        held.append(len(pixels))
+        return extract(network, pixels, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(running_statistics, "extract", watched)
+    seen: list[tuple[int, int]] = []
+    found = running_statistics.feature_statistics(
+        network, pixels, progress=lambda task, done, total: seen.append((done, total))
+    )
+    assert held == ([100] if count == 100 else [])
+    assert seen[-1] == (count, count)
+    assert found.count == count and torch.equal(found.rows, expected.rows)
+    torch.testing.assert_close(found.mean, expected.mean, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.covariance, expected.covariance, rtol=1e-9, atol=1e-9)

@@ -16,6 +16,7 @@ from sfumato.cli.main import main
 from sfumato.cli.reproduce import print_result
 from sfumato.experiments.datasets import DatasetLocator
 from sfumato.experiments.papers.catalogue import catalogue, duration_text, state
+from sfumato.experiments.papers.costs import costs
 from sfumato.experiments.papers.entries import Case, Entry, Figure, Setting, Value, find, papers
 from sfumato.experiments.papers.result import Compared
 from sfumato.experiments.results import DataUsed, Measured, Provenance, ResultRow, ResultSet, load_results
@@ -186,3 +187,10 @@ def test_the_list_is_readable_at_eighty_columns(
     for paper in papers().values():
         for name in paper.entries:
             assert any(line.startswith(f"{paper.key} {name} ") for line in printed), name
+
+
+def test_every_entry_ran_at_the_small_scale_in_less_than_five_minutes_of_two_cores() -> None:
+    """The measured seconds are process time with one job; two jobs share the trainings of an entry."""
+    measured = costs()["measured"]
+    assert set(measured) == {f"{paper.key} {entry}" for paper in papers().values() for entry in paper.entries}
+    assert max(measured.values()) < 2 * 300

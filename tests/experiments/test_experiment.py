@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,16 @@ import pytest
 from data.samples import write_idx
 from sfumato.cli.main import main
 from sfumato.data.digits import draw_digits
+from sfumato.evaluation.classifier_networks import mlp
+from sfumato.evaluation.classifier_pool import train_classifiers
+from sfumato.evaluation.classifiers import ClassifierSpec, TrainingJob
 from sfumato.experiments.datasets import DatasetLocator, datasets, read_images, read_validation
 from sfumato.experiments.experiment import in_order, lay_out
-from sfumato.experiments.results import ResultSet
+from sfumato.experiments.results import ResultSet, load_results
 from sfumato.experiments.runner import Progress, run_tasks
 from sfumato.experiments.spec import read_experiments
 from sfumato.experiments.training import Trial
+from sfumato.report.regions import Selector, region_table
 
 ROOT = Path(__file__).parents[2]
 SMALL = """
@@ -99,6 +104,7 @@ def test_real_images_are_an_experiment(file: Path, tmp_path: Path, monkeypatch: 
     assert run(monkeypatch, *words) == 0
     [row] = ResultSet.load(tmp_path / "out" / "real.json").rows
     assert row.setting == "real training data" and row.method is None and row.protocol == "dppm"
+    assert row.epsilon is None  # no ε at all, which is not an ε of 0
     assert len(row.values["CNN"].values) == 2 and row.spent is None
 
 
@@ -172,3 +178,46 @@ def test_tasks_run_in_processes_and_one_failure_stops_no_other(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "2"]
     assert [progress.done for progress in seen] == [1, 2, 3] and seen[0].total == 3
     assert run_tasks([tasks[0], tasks[2]], jobs=2, report=seen.append) == {} and len(seen) == 3
+
+
+class Classified(Written):
+    """A task that trains two classifiers at the same time, as an evaluation by the protocol ``bench`` does."""
+
+    def run(self) -> None:
+        digits = draw_digits(40, seed=1)
+        specs = [ClassifierSpec(name, mlp, 1, 16) for name in ("a", "b")]
+        jobs = [TrainingJob(spec, digits.pixels, digits.labels, 10, 0) for spec in specs]
+        self.path.write_text(" ".join(one.name for one in train_classifiers(jobs, together=2)))
+
+
+def test_a_task_in_a_process_may_train_classifiers_in_processes_of_their_own(tmp_path: Path) -> None:
+    tasks = [Classified(tmp_path / "only")]
+    assert run_tasks(tasks, jobs=1) == {} and (tmp_path / "only").read_text() == "a b"
+
+
+def test_only_the_networks_of_bench_are_trained_in_bfloat16_and_the_result_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "bench.toml"
+    path.write_text(
+        '[half]\nmethod = "dp-merf"\ndata = ["digits"]\nepsilon = [3]\nprotocols = ["bench", "sinkhorn"]\n'
+        "bfloat16 = true\nclassifiers_together = 3\n"
+    )
+    [experiment] = read_experiments(path)
+    layout = lay_out(experiment, locator=DatasetLocator.of([]), out=tmp_path, device="cpu")
+    bench, sinkhorn = layout.lines[0].evaluated.conditions.evaluations
+    assert (bench.bfloat16, bench.together, sinkhorn.bfloat16) == (True, 3, False)
+    assert layout.lines[0].evaluated.conditions.facts()["bfloat16"] is True
+    stored = load_results(ROOT / "docs" / "results")["predicted-dp-merf-3000"]
+    assert {row.arithmetic for row in stored.rows} == {"float32"}
+    half = replace(stored, rows=tuple(replace(row, arithmetic="bfloat16") for row in stored.rows))
+    assert "trained in bfloat16: predicted-dp-merf-3000" in region_table(Selector.parse("half"), {"half": half})
+
+
+def test_the_seconds_of_a_training_can_be_a_column() -> None:
+    stored = load_results(ROOT / "docs" / "results")["dpaf-faces-cpu"]
+    [row] = stored.rows
+    known, unknown = (replace(stored, rows=(replace(row, seconds=seconds),)) for seconds in (1234.5, None))
+    shown = [
+        region_table(Selector.parse("a measures=CNN;seconds"), {"a": one}).splitlines() for one in (known, unknown)
+    ]
+    assert all(lines[0].endswith("| CNN | seconds |") for lines in shown)
+    assert shown[0][2].endswith("| 1,234 |") and shown[1][2].endswith("| – |")

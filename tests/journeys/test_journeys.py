@@ -118,14 +118,15 @@ def test_persons_from_a_file_and_an_officer_who_reads_the_card(tmp_path: Path) -
 def test_dicom_files_of_patients(tmp_path: Path) -> None:
     data, run = tmp_path / "scans", tmp_path / "run"
     drawn = draw_digits(60, seed=9)
+    name = "Zyxwright^Quill"  # long enough not to occur by chance in weights or in the base64 text of a picture
     for row, pixels in enumerate(drawn.pixels):
         place = data / ("sick" if row % 2 else "healthy") / f"{row}.dcm"
-        write_dicom(place, pixels[0].astype(np.uint16) * 16, PatientID=f"Zyx^{row // 3}", PatientName="Zyx^Quill")
+        write_dicom(place, pixels[0].astype(np.uint16) * 16, PatientID=f"{name}{row // 3}", PatientName=name)
     patients = ("--person-column", "PatientID")
     assert "persons: 20, with up to 3" in sfumato("inspect", data, *patients)
     sfumato("train", data, *MERF, "--epsilon", 3, *patients, "--out", run)
     assert card(run)["unit"] == "person"
-    assert not any(b"Zyx" in path.read_bytes() for path in run.rglob("*") if path.is_file())
+    assert not any(b"Zyxwright" in path.read_bytes() for path in run.rglob("*") if path.is_file())
     reported(run)
 
 

@@ -124,6 +124,14 @@ def test_stacked_weights_are_fresh_and_in_range() -> None:
     assert weights.abs().max() <= layer.weight.abs().max()
 
 
+@pytest.mark.parametrize("variant", ["record", "shard"])
+def test_a_decoder_for_each_class_meets_no_other_record(variant: str) -> None:
+    """Which labels the other records of a pass have decides nothing, not even a shape."""
+    method = replace(DP2VAE.small(variant), conditioning="decoder")
+    result = replay(method, worst_case_images(24, size=12), budget=Budget(30.0, 1e-3), pairs=2)
+    assert result.pairs == 2 and not result.findings
+
+
 def test_classes_side_by_side_decode_as_one_by_one() -> None:
     shape = (1, 16, 16)
     model = PerClass([Decoder(shape, latent_dim=3, channels=channels_of(shape, 2)) for _ in range(3)])

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from sfumato.audit.replay import replay
+from sfumato.experiments.spec import read_experiments
 from sfumato.methods.dp_diffusion import DPDiffusion, TaughtDiffusion
 from sfumato.methods.parts.teacher import guided
-from sfumato.methods.parts.time_budget import settings_for_minutes
+from sfumato.methods.parts.time_budget import cpu_settings, settings_for_minutes
 from sfumato.networks.scattering import ScatteringClassifier
 from sfumato.privacy import Budget, Ledger, NoGuarantee, Plan, PrivateRecords, Randomness
+from sfumato.training.checkpoint import FolderCheckpoint
 
 BUDGET = Budget(3.0, 1e-5)
 SMALL = DPDiffusion.small()
@@ -72,6 +74,9 @@ def test_the_latent_generator_is_charged_to_the_same_ledger(tmp_path: Path) -> N
         ({"latent_share": 0.9, "teacher_share": 0.2}, "share"),
         ({"teacher_share": 0.0}, "guidance"),
         ({"sigma_min": 30.0}, "sigma_min"),
+        ({"latent": "dp-vae"}, "latent"),
+        ({"ema_decay": 1.0}, "ema_decay"),
+        ({"draws": 0}, "draws"),
     ],
 )
 def test_impossible_settings_are_refused(change: dict[str, object], message: str) -> None:
@@ -97,16 +102,68 @@ def test_neighbour_replay_finds_nothing_in_the_other_forms(form: DPDiffusion) ->
 # Training
 
 
-def test_the_draws_of_a_record_fall_into_different_strata(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = replace(SMALL, draws=8)
+def quantiles(method: DPDiffusion, records: torch.Tensor) -> torch.Tensor:
+    """The places of the records' noise levels in their law, ``[records, draws]``."""
     model = method.build((1, 28, 28), 2).denoiser
-    rows, draw = torch.arange(3).repeat_interleave(8), torch.arange(8).repeat(3)
-    random = Randomness(0).draws(rows, draw, "test")
+    draw = torch.arange(method.draws).repeat(len(records))
+    random = Randomness(0).draws(records.repeat_interleave(method.draws), draw, "test")
     levels: list[torch.Tensor] = []
-    monkeypatch.setattr(model, "loss", lambda clean, noise, sigma, labels: levels.append(sigma) or sigma)
-    method.loss(model, torch.rand(24, 1, 28, 28), torch.zeros(24, dtype=torch.int64), random)
+    model.loss = lambda clean, noise, sigma, labels: levels.append(sigma) or sigma  # type: ignore[method-assign]
+    method.loss(model, torch.rand(len(draw), 1, 28, 28), torch.zeros_like(draw), random)
     place = torch.special.ndtr((levels[0].log() - method.log_sigma_mean) / method.log_sigma_std)
-    assert torch.equal((8 * place).long(), draw)
+    return place.view(len(records), method.draws)
+
+
+def test_the_draws_of_a_record_fall_into_different_strata() -> None:
+    method = replace(SMALL, draws=8)
+    found = quantiles(method, torch.arange(3))
+    assert torch.equal((8 * found).long(), torch.arange(8).expand(3, 8))
+    assert torch.equal(quantiles(method, torch.tensor([2, 7]))[0], found[2]), "other records change nothing"
+
+
+def test_dpdm_draws_noise_levels_independently_and_has_the_authors_settings() -> None:
+    method = DPDiffusion.dpdm()
+    found = quantiles(replace(method, width=4, patch_size=4), torch.arange(50))
+    # With strata every record has one draw below 1/32; of independent draws a record has none in more than a third.
+    lowest = (found < 1 / 32).sum(1)
+    assert (lowest == 0).any() and (lowest > 1).any() and abs(float(found.mean()) - 0.5) < 0.05
+    assert method.sigma_data**2 == pytest.approx(1 / 3) and method.churn == 0 and method.sampling_steps == 50
+    file = Path(__file__).parents[2] / "experiments" / "dp-diffusion.toml"
+    (experiment,) = read_experiments(file, only=["dpdm"])
+    assert experiment.configured({}) == method, "the experiment trains the preset"
+
+
+class StopAt:
+    """Stops a training after ``steps`` private steps, and counts the steps on public images."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.public = steps, 0
+
+    def report(self, name: str, done: int, total: int, epsilon: float | None) -> None:
+        self.public += name == "warm start"
+        if name == "training" and done >= self.steps:
+            raise KeyboardInterrupt
+
+
+def test_a_run_that_goes_on_does_not_train_on_public_images_again(tmp_path: Path) -> None:
+    method = replace(SMALL, steps=4)
+    folder, first, second = tmp_path / "checkpoint", StopAt(2), StopAt(9)
+    with pytest.raises(KeyboardInterrupt):
+        method.fit(bars(), BUDGET, tmp_path / "ledger", checkpoint=FolderCheckpoint(folder, seconds=0), progress=first)
+    method.fit(bars(), BUDGET, tmp_path / "ledger", checkpoint=FolderCheckpoint(folder, seconds=0), progress=second)
+    assert first.public > 0 and second.public == 0
+    charged = {event.name: event.steps for event in Ledger.read(tmp_path / "ledger").events()}
+    assert charged["training"] == 4 and charged["latent training"] == SMALL.latent_steps
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("side", "patch"), [(32, 1), (64, 2), (128, 2)])
+def test_colour_images_of_every_size_are_trained_and_sampled(side: int, patch: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 3, side, side)).astype(np.uint8)
+    records = PrivateRecords(pixels, np.arange(12) % 2, classes=("a", "b"))
+    method = replace(SMALL, patch_size=patch, steps=1, latent_steps=1, teacher_steps=1, public_steps=1)
+    images = method.fit(records, BUDGET, seed=0, device="cpu").sample(4).images
+    assert images.shape == (4, 3, side, side) and images.std() > 0
 
 
 @pytest.mark.long
@@ -131,7 +188,7 @@ def test_training_on_public_images_lowers_the_loss_without_the_data() -> None:
 
 def test_with_little_noise_the_teacher_tells_the_classes_apart() -> None:
     method = replace(SMALL, warm_start="none", teacher_steps=20)
-    release = method.fit(bars(200), NoGuarantee(), device="cpu")
+    release = method.fit(bars(200), NoGuarantee(), device="cpu", seed=0)
     assert isinstance(release.model, TaughtDiffusion) and release.model.teacher is not None
     test = bars(60)
     logits = release.model.teacher(torch.from_numpy(test._pixels).float() / 255.0)
@@ -155,10 +212,16 @@ def test_guidance_moves_an_estimate_towards_its_label() -> None:
 # A time budget
 
 
+def test_on_a_cpu_the_networks_are_narrow_unless_a_size_was_chosen() -> None:
+    assert cpu_settings(DPDiffusion(), images=60_000).width == 16
+    chosen = cpu_settings(DPDiffusion(width=24, latent_steps=90), images=60_000)
+    assert (chosen.width, chosen.latent_steps, chosen.sampling_rate) == (24, 90, 0.02)
+
+
 @pytest.mark.long
 def test_more_minutes_mean_more_work_and_too_few_are_refused() -> None:
     size = {"shape": (1, 28, 28), "classes": 2, "images": 500}
-    method = replace(SMALL, warm_start="none")
+    method = replace(SMALL, warm_start="none", teacher_steps=40)
     short = settings_for_minutes(method, minutes=0.5, **size)
     long = settings_for_minutes(method, minutes=20.0, **size)
     assert short.method.steps * short.method.draws < long.method.steps * long.method.draws

@@ -133,7 +133,8 @@ def test_sharpening_keeps_flat_images_and_steepens_edges() -> None:
 def test_sampling_keeps_the_order_of_the_labels() -> None:
     pixels, labels = squares(400)
     private = PrivateImages.from_arrays(pixels, labels, classes=2)
-    release = replace(DPLFlow.small(), temperature=1e-6).fit(private, Budget(3.0, 1e-5))
+    # At 1e-6 a pixel of one draw in a thousand is rounded to another number.
+    release = replace(DPLFlow.small(), temperature=1e-12).fit(private, Budget(3.0, 1e-5))
     wanted = np.array([1, 0, 0, 1, 1])
     images, _ = release.sample(5, labels=wanted)
     assert np.array_equal(images[0], images[3]) and np.array_equal(images[1], images[2])

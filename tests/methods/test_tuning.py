@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sfumato.audit.replay import replay
 from sfumato.data.digits import draw_digits
+from sfumato.methods.base import Method
 from sfumato.methods.dp_merf import DPMERF
+from sfumato.methods.dpaf import DPAF
 from sfumato.methods.gs_wgan import GSWGAN
 from sfumato.methods.registry import load
 from sfumato.methods.tuning import ScoredMethod, Tuning
-from sfumato.privacy import Budget, BudgetExceeded, Ledger, PrivateRecords
+from sfumato.privacy import Budget, BudgetExceeded, Curator, Ledger, PrivateRecords
 from sfumato.privacy.events import PrivateSelection
+from sfumato.privacy.interfaces import PublicInput
 from sfumato.privacy.ledger import RunRefused
 
 BUDGET = Budget(epsilon=5, delta=1e-5)
@@ -56,14 +61,51 @@ def test_a_trial_that_asks_for_more_than_was_charged_is_not_released() -> None:
         replace(tuning, trials=louder).fit(records(), device="cpu")
 
 
+def test_the_number_of_trials_is_not_told_by_what_they_warn_of(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    private, budget = records(), Budget(epsilon=20, delta=1e-4)
+    private.declared_size = 5000  # at this size, a run warns of its δ
+    tuning = Tuning.planned(CANDIDATES, budget, expected_trials=2)
+    told = []
+    for trials in (1, 3):
+        monkeypatch.setattr("sfumato.methods.tuning.draw_trials", lambda *_, trials=trials: trials)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tuning.fit(private, device="cpu")
+        # A ResourceWarning comes from whatever object of an earlier test happens to be collected meanwhile.
+        warned = [str(one.message) for one in caught if one.category is not ResourceWarning]
+        told.append((warned, capfd.readouterr()))
+    assert told[0] == told[1] and any("delta 0.0001" in text for text in told[0][0])
+
+
+def test_trials_that_treat_different_collections_as_public_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card names the collections of the best trial, and which trial is the best depends on all of them."""
+    monkeypatch.setattr("sfumato.methods.tuning.draw_trials", lambda *_: 2)
+    train, number = DPMERF.fit_networks, iter("ab")
+
+    def with_public(method: DPMERF, curator: Curator) -> Any:
+        curator.treat_as_public(PublicInput("faces", next(number) * 64))
+        return train(method, curator)
+
+    monkeypatch.setattr(DPMERF, "fit_networks", with_public)
+    with pytest.raises(RunRefused, match="different collections"):
+        Tuning.planned(CANDIDATES, BUDGET, expected_trials=2).fit(records(), device="cpu")
+
+
 def test_neighbours_of_a_trial_differ_by_no_more_than_was_paid_for() -> None:
     found = replay(ScoredMethod.small(), records(40), budget=Budget(epsilon=50, delta=1e-5), pairs=4)
     assert found.pairs == 4 and not found.findings, found.findings
 
 
 @pytest.mark.parametrize(
-    ("candidates", "hint"), [(CANDIDATES[:1], "two candidates"), ([GSWGAN.small(), *CANDIDATES], "adding or removing")]
+    ("candidates", "hint"),
+    [
+        (CANDIDATES[:1], "two candidates"),
+        ([GSWGAN.small(), *CANDIDATES], "adding or removing"),
+        ([replace(DPAF.small(), public=path) for path in ("one", "other")], "different public collections"),
+    ],
 )
-def test_what_cannot_be_tuned_is_refused(candidates: list[DPMERF], hint: str) -> None:
+def test_what_cannot_be_tuned_is_refused(candidates: list[Method], hint: str) -> None:
     with pytest.raises(ValueError, match=hint):
         Tuning.planned(candidates, BUDGET)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -22,8 +23,9 @@ from sfumato.privacy import (
     Randomness,
     SubsampledGaussian,
 )
+from sfumato.privacy.curator import Counts
 from sfumato.privacy.mechanism import Query, grid_of
-from sfumato.privacy.sampling import Units
+from sfumato.privacy.sampling import Units, padded_width
 
 COUNT, SIZE, CLASSES = 40, 4, ("a", "b", "c")
 
@@ -80,6 +82,11 @@ def test_a_histogram_is_the_true_one_plus_noise_on_a_grid() -> None:
     assert ((answer / grid_of(2.0)) % 1 == 0).all()
     assert ledger.events() == (HISTOGRAM,)
     assert counts.proportions.sum() == pytest.approx(1.0) and counts.total > 0
+
+
+def test_the_total_of_noisy_counts_can_be_a_divisor() -> None:
+    assert Counts(torch.tensor([2.0, -0.5])).total == 1.5
+    assert Counts(torch.tensor([-3.0, 1.0])).total == 1.0
 
 
 def test_a_persons_row_counts_once() -> None:
@@ -335,3 +342,25 @@ def test_a_curator_holds_delta_against_the_declared_size() -> None:
     private = PrivateImages(collection()._pixels, np.arange(COUNT) % 2, classes=CLASSES, declared_size=1000)
     with pytest.raises(ValueError, match="declared size"):
         curator(HISTOGRAM, private=private, budget=Budget(5.0, 2e-3))
+
+
+def test_a_persons_rows_are_filled_up_with_its_own_first_one() -> None:
+    persons = np.array([0, 0, 0, 1, 2, 2])
+    private = PrivateImages(np.zeros((6, 1, 2, 2), dtype=np.uint8), np.zeros(6, int), classes=("a",), persons=persons)
+    units = Units(private, "person", max_images=4)
+    table, weights = units.rows(np.arange(3), Randomness(1), "test", widest=True)
+    assert table.tolist() == [[0, 1, 2, 0], [3, 3, 3, 3], [4, 5, 4, 4]]
+    assert (weights > 0).sum(1).tolist() == [3, 1, 2] and weights.sum(1) == pytest.approx(1.0)
+
+
+def test_rows_are_padded_by_at_most_a_quarter_to_few_widths() -> None:
+    widths = [padded_width(count) for count in range(1, 1025)]
+    assert all(count <= width <= 1.25 * count for count, width in enumerate(widths, start=1))
+    assert padded_width(0) == 1 and len(set(widths)) < 40
+
+
+def test_public_work_is_handed_to_the_checkpoint_for_previews() -> None:
+    checkpoint, kept = Mock(), {"model": nn.Linear(2, 2)}
+    door, _ = curator(HISTOGRAM, checkpoint=checkpoint)
+    assert list(door.track("abc", "public", 3, keep=kept)) == ["a", "b", "c"]
+    assert checkpoint.save.call_args_list == [call("public", done, kept, (), last=False) for done in (1, 2, 3)]

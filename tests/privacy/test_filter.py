@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from sfumato.privacy.accounting import calibrate, epsilon
 from sfumato.privacy.events import RawAccess
 from sfumato.privacy.filter import filter_order, filtered_epsilon
 from sfumato.privacy.renyi import divergence
+from sfumato.privacy.spending import committed_events
 
 BUDGET = Budget(1.0, 1e-5)
 
@@ -55,6 +57,13 @@ def test_the_divergence_of_replacing_is_an_upper_bound(rate: float, noise: float
     exact = np.logaddexp.reduce(order * log_density(1.0) + (1 - order) * log_density(-1.0)) + cell
     bound = divergence(event(noise, rate, shards=3), Relation.REPLACE, order)
     assert float(exact) / (order - 1) <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("order", [2, 5, 16])
+def test_the_divergence_of_replacing_without_sampling_is_that_of_gaussians_two_clip_norms_apart(order: int) -> None:
+    every, nearly = (divergence(event(3.0, rate, shards=3), Relation.REPLACE, order) for rate in (1.0, 1 - 1e-12))
+    assert every == pytest.approx(order * 2.0**2 / (2 * 3.0**2))
+    assert nearly == pytest.approx(every)
 
 
 def test_runs_chosen_after_earlier_answers_are_refused_where_the_accountant_would_admit_them() -> None:
@@ -102,3 +111,50 @@ def test_the_order_is_fixed_when_the_ledger_is_created(tmp_path: Path) -> None:
 def test_nothing_costs_nothing_and_raw_access_everything() -> None:
     assert filtered_epsilon([], 8, 1e-5) == 0.0
     assert filtered_epsilon([RawAccess("records", "as published")], 8, 1e-5) == math.inf
+
+
+def started(ledger: Ledger, *plan: SubsampledGaussian) -> str:
+    facts = {"plan": {"events": [one.to_json() for one in plan]}}
+    run = ledger.start_run(method="m", variant="v", seeded=False, facts=facts)
+    ledger.reserve(run, plan)
+    return run
+
+
+def test_a_first_run_that_was_stopped_early_makes_no_room_for_a_second(tmp_path: Path) -> None:
+    """The first query's answer decides between the rest of the plan, which shows a unit with probability 9e-6, and
+    another run. Each way keeps (1, 1e-5) alone; the choice between them has a δ of 1.1e-5 at ε 1.
+    """
+    first, rest = replace(event(5.0), name="first"), replace(event(0.16, 9e-6), name="rest")
+    assert epsilon([first, rest], BUDGET.delta) < 1.0
+    with Ledger(tmp_path / "l", BUDGET) as ledger:
+        run = started(ledger, first, rest)
+        ledger.charge(run, first)
+    with Ledger(tmp_path / "l") as ledger:
+        assert filtered_epsilon([first, event(6.9)], ledger._order, BUDGET.delta) < 1.0
+        with pytest.raises(BudgetExceeded, match="first run"):
+            spend(ledger, event(6.9))
+        ledger.reserve(run, [rest])  # it may go on
+        ledger.charge(run, rest)
+        assert ledger.spent() == epsilon([first, rest], BUDGET.delta)
+    with Ledger(tmp_path / "roomy", Budget(2.0, 1e-5)) as ledger:
+        ledger.charge(started(ledger, event(5.0, steps=2)), event(5.0))
+        spend(ledger, event(6.9))  # a first plan within the filter leaves room for others
+
+
+def test_a_release_costs_its_whole_plan_even_if_it_stopped_early() -> None:
+    ledger = Ledger(None, BUDGET)
+    run = started(ledger, event(30.0, steps=50))
+    ledger.charge(run, event(30.0, steps=10))
+    assert ledger.release_epsilon(run, BUDGET.delta) == epsilon([event(30.0, steps=50)], BUDGET.delta)
+    assert ledger.release_events(run) == (event(30.0, steps=10),) == ledger.events()
+
+
+def test_the_plan_counts_where_fewer_steps_were_charged_and_the_charges_where_more_were() -> None:
+    entries = [
+        {"kind": "run", "run": "r", "plan": {"events": [event(2.0, 0.1, 30).to_json()]}},
+        {"kind": "charge", "run": "r", "event": event(2.0, 0.1, 20).to_json()},
+    ]
+    assert committed_events(entries, "r") == (event(2.0, 0.1, 30),)
+    assert committed_events([*entries, entries[1]], "r") == (event(2.0, 0.1, 40),)
+    other = {"kind": "charge", "run": "r", "event": event(3.0).to_json()}
+    assert set(committed_events([*entries, other], "r")) == {event(2.0, 0.1, 30), event(3.0)}

@@ -21,6 +21,7 @@ from sfumato.privacy.gradients import (
     per_record,
     traced,
 )
+from sfumato.privacy.gradients.layers import convolution
 from sfumato.privacy.gradients.microbatches import Microbatch
 from sfumato.privacy.randomness import Draws
 
@@ -94,6 +95,20 @@ def test_tied_embedding_and_linear_weight() -> None:
     assert reason(model) is None
 
 
+def test_the_padding_of_a_table_gets_no_gradient() -> None:
+    torch.manual_seed(0)
+    model, batch = nn.Embedding(5, 3, padding_idx=4).double(), make_batch(12, classes=5)
+    assert (batch.labels == 4).any() and (batch.labels == 1).any()
+
+    def loss(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return (m(y) - 1.0).square().sum(1)
+
+    sums = clipped_sum(model, loss, batch, 0.5)
+    assert not sums["weight"][4].any()
+    assert apart(sums, loop.clipped_sum(model, loss, batch, 0.5)) < 1e-9
+    assert reason(model) is None
+
+
 def test_a_function_of_a_parameter_takes_the_slow_path_and_is_right(model: Classifier) -> None:
     def loss(m: Classifier, x: Tensor, y: Tensor, r: Draws) -> Tensor:
         return squared_error(m, x, y, r) * m.scale.exp().sum() + m.linear.weight.square().sum()
@@ -150,6 +165,57 @@ def test_a_batch_dimension_in_another_place_is_not_mistaken() -> None:
     expected = loop.clipped_sum(model, sequence_first, batch, 0.5)
     assert apart(clipped_sum(model, sequence_first, batch, 0.5), expected) < 1e-9
     assert "batch" in str(reason(model))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(3))
+
+
+def test_a_scale_of_something_without_the_batch_first_is_not_mistaken() -> None:
+    def positions_first(m: Scaled, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return (m.scale * x.transpose(0, 1)).square().sum((0, 2))
+
+    model, batch = Scaled().double(), make_batch(6, shape=(6, 3))
+    expected = loop.clipped_sum(model, positions_first, batch, 0.5)
+    assert apart(clipped_sum(model, positions_first, batch, 0.5), expected) < 1e-9
+    assert "first dimension is not the batch" in str(reason(model))
+
+
+class Expanded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.rand(1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images + self.shift.expand(len(images), 1 if len(images) > 4 else 3)
+
+
+@pytest.mark.parametrize("kind", ["linear", "expanded"])
+def test_shapes_that_come_with_larger_batches_are_not_taken_for_known(kind: str) -> None:
+    torch.manual_seed(0)
+    model = (nn.Linear(3, 3) if kind == "linear" else Expanded()).double()
+
+    def loss(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        wider = kind == "linear" and len(x) > 4
+        return torch.tanh(m(x[:, None])[:, 0] if wider else m(x)).square().sum(1)
+
+    batch = make_batch(6, shape=(3,))
+    expected = loop.clipped_sum(model, loss, batch, 0.5)
+    assert apart(clipped_sum(model, loss, batch, 0.5, microbatch_size=6), expected) < 1e-9
+    (known,) = engine._known[model].values()
+    assert known.signatures and known.untraced is None and known.vmap_agrees
+
+
+@pytest.mark.parametrize("sizes", [(3,), (2, 3)])
+def test_a_parameter_is_traced_where_it_is_expanded_by_the_batch_alone(sizes: tuple[int, ...]) -> None:
+    def loss(m: Scaled, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return (x[:, None] * m.scale.expand(len(x), *sizes).reshape(len(x), -1, 3)).square().sum((1, 2))
+
+    model, batch = Scaled().double(), make_batch(5, shape=(3,))
+    assert apart(clipped_sum(model, loss, batch, 0.5), loop.clipped_sum(model, loss, batch, 0.5)) < 1e-9
+    assert (reason(model) is None) == (sizes == (3,))
 
 
 def test_rows_in_another_order_inside_the_model_are_not_mistaken() -> None:
@@ -240,7 +306,13 @@ def test_the_way_follows_from_public_shapes() -> None:
     assert per_record.prefers_ghost(**shape)
     assert per_record.prefers_ghost(**{**shape, "device": torch.device("cuda")})
     assert not per_record.prefers_ghost(**{**shape, "positions": 784})
+    wide = {**shape, "positions": 16, "inner": 4096}  # the last convolution of a discriminator of 64×64 pixels
+    assert per_record.prefers_ghost(**wide)
+    assert not per_record.prefers_ghost(**{**wide, "dtype": torch.float64})
+    # Rounding would take more than 1e-4 of the clip norm.
+    assert not per_record.prefers_ghost(**{**wide, "outer": 4096})
     assert not per_record.prefers_ghost(**{**shape, "positions": 16, "device": torch.device("cuda")})
+    assert per_record.prefers_ghost(**{**shape, "inner": 2500, "outer": 2500})
 
 
 def test_a_pass_leaves_no_memory_behind(model: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,6 +358,45 @@ def test_private_state_reaches_the_loss(model: Classifier) -> None:
     plain = make_batch(6, 2)
     batch = Batch(plain.images, plain.labels, plain.random, plain.weights, torch.rand(12, 1, dtype=torch.float64))
     assert apart(clipped_sum(model, loss, batch, 0.4), loop.clipped_sum(model, loss, batch, 0.4)) < 1e-9
+
+
+def test_a_grouped_convolution_in_pieces_gives_the_loops_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, batch = nn.Conv2d(2, 3, 3, padding=1), make_batch(6, 2, dtype=torch.float32)
+    monkeypatch.setattr(convolution, "_CACHED", 2 * model.weight.numel())
+
+    def loss(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return functional.softplus(m(x)).sum((1, 2, 3))
+
+    sums = clipped_sum(model, loss, batch, 0.4, microbatch_size=6)
+    assert apart(sums, loop.clipped_sum(model, loss, batch, 0.4)) < 1e-5
+    assert reason(model) is None
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+@pytest.mark.parametrize("shape", [(2, 7, 3), (2, 3, 7)])
+def test_convolutions_of_images_that_are_not_square_are_traced(
+    kind: type[nn.Conv2d | nn.ConvTranspose2d], shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    model, batch = kind(2, 3, 3, stride=2, padding=1).double(), make_batch(5, shape=shape)
+
+    def loss(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return functional.softplus(m(x)).sum((1, 2, 3))
+
+    assert apart(clipped_sum(model, loss, batch, 0.4), loop.clipped_sum(model, loss, batch, 0.4)) < 1e-9
+    assert reason(model) is None
+
+
+def test_a_stride_of_one_number_in_a_tuple_is_traced() -> None:
+    torch.manual_seed(0)
+    model, batch = nn.Conv2d(2, 3, 3).double(), make_batch(5)
+
+    def loss(m: nn.Conv2d, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return functional.softplus(functional.conv2d(x, m.weight, m.bias, (2,), (1,))).sum((1, 2, 3))
+
+    assert apart(clipped_sum(model, loss, batch, 0.4), loop.clipped_sum(model, loss, batch, 0.4)) < 1e-9
+    assert reason(model) is None
 
 
 def test_padding_by_name_falls_back() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gradient_cases import apart, make_batch
 from sfumato.privacy.gradients import Batch, GradientSum, PerClass, Performance, clipped_sum, engine, loop
-from sfumato.privacy.gradients.compiled import CompiledMicrobatch
+from sfumato.privacy.gradients.compiled import CompiledMicrobatch, same_loss
 from sfumato.privacy.gradients.microbatches import Microbatch
 from sfumato.privacy.randomness import Draws
 
@@ -24,8 +26,13 @@ def squares(model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> 
     return (model(images) - random.normal("target", 3)).square().sum(1)
 
 
+def weighted(model: nn.Module, images: Tensor, labels: Tensor, random: Draws, state: Tensor) -> Tensor:
+    return squares(model, images, labels, random) * state[:, 0]
+
+
 def sums(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    return clipped_sum(model, squares, batch, 0.3, microbatch_size=4, performance=COMPILED)
+    loss = squares if batch.state is None else weighted
+    return clipped_sum(model, loss, batch, 0.3, microbatch_size=4, performance=COMPILED)
 
 
 def was_compiled(model: nn.Module) -> bool:
@@ -37,7 +44,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def test_a_compiled_microbatch_gives_the_eager_sum_and_the_same_bits_at_every_row() -> None:
-    model, batch = network(), make_batch(10, 2, dtype=torch.float32)
+    model, batch = network(), replace(make_batch(10, 2, dtype=torch.float32), state=torch.rand(20, 1))
     eager = sums(model, batch)
     assert not was_compiled(model)
     compiled = sums(model, batch)
@@ -47,7 +54,7 @@ def test_a_compiled_microbatch_gives_the_eager_sum_and_the_same_bits_at_every_ro
     # Parameters are inputs of the compiled function, not constants.
     with torch.no_grad():
         model[1].weight.mul_(0.5)
-    assert apart(sums(model, batch), loop.clipped_sum(model, squares, batch, 0.3)) < 1e-5
+    assert apart(sums(model, batch), loop.clipped_sum(model, weighted, batch, 0.3)) < 1e-5
 
 
 def test_units_are_compiled_whether_or_not_earlier_batches_had_units_of_their_width() -> None:
@@ -82,6 +89,21 @@ def test_only_what_comes_again_unchanged_is_compiled() -> None:
     assert not any(compiles(performance=Performance()) for _ in range(2))
     classes = PerClass([network() for _ in range(2)])
     assert not any(GradientSum(classes, squares, 0.3, performance=COMPILED).compiles for _ in range(2))
+
+
+class Losses:
+    def first(self, model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+        return squares(model, images, labels, random)
+
+    def second(self, model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+        return 2 * squares(model, images, labels, random)
+
+
+def test_a_compiled_function_serves_the_same_function_or_method_of_the_same_object_only() -> None:
+    one, other = Losses(), Losses()
+    assert same_loss(squares, squares) and same_loss(one.first, one.first)
+    assert not any(same_loss(one.first, loss) for loss in (squares, one.second, other.first))
+    assert not same_loss(squares, weighted)
 
 
 def test_a_compiled_function_with_other_sums_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

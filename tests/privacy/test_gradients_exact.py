@@ -15,7 +15,14 @@ from torch.nn import functional
 
 from gradient_cases import Classifier, apart, make_batch, squared_error, vector
 from sfumato.privacy.gradients import Batch, GradientSum, PerClass, Performance, clipped_sum, loop, per_record
-from sfumato.privacy.gradients.fixed_point import FixedPointSum, clip_factors, grid_spacing
+from sfumato.privacy.gradients.contribution import PerExample
+from sfumato.privacy.gradients.fixed_point import (
+    FRACTION_BITS,
+    MOST_SPREAD,
+    FixedPointSum,
+    clip_factors,
+    grid_spacing,
+)
 from sfumato.privacy.gradients.ghost import GhostClipping
 from sfumato.privacy.gradients.microbatches import microbatch_size
 from sfumato.privacy.gradients.row_order import RowOrderWarning
@@ -187,6 +194,14 @@ def test_a_product_of_rounded_factors_stays_inside_its_bound(
     assert float((vector - exact).norm()) <= found.relative * float(factor * spread) + found.absolute * spacing + 1e-6
 
 
+@pytest.mark.parametrize("positions", [1, 2])
+def test_no_order_of_adding_the_terms_of_a_product_leaves_the_whole_numbers_of_float64(positions: int) -> None:
+    """One term is as large as the vector; several may be as large as the spread before they cancel."""
+    found = GhostClipping(torch.ones(4, positions, 3), torch.ones(4, positions, 3), stack=1)
+    largest = 2.0 ** (FRACTION_BITS + 1) * (1.0 if positions == 1 else MOST_SPREAD)
+    assert found._units * largest <= 2.0**53
+
+
 def test_a_wrong_grid_would_be_noticed() -> None:
     """The test above can fail: rounding to a thousandth of the clip leaves the ball."""
     vector = torch.full((1, 10000), 0.0104, dtype=torch.float64)
@@ -198,16 +213,17 @@ def test_the_spacing_is_a_power_of_two_below_the_clip_norm() -> None:
     for clip_norm in (1e-6, 0.3, 1.0, 7.0, 1e5):
         spacing = grid_spacing(clip_norm)
         assert math.frexp(spacing)[0] == 0.5 and 2.0**44 <= clip_norm / spacing < 2.0**45
-    with pytest.raises(ValueError, match="between"):
-        grid_spacing(1e-30)
+    for outside in (2.0**-60, 2.0**60):
+        with pytest.raises(ValueError, match="between"):
+            grid_spacing(outside)
 
 
 def test_large_sums_are_carried_over() -> None:
     total = FixedPointSum({"w": 0.5})
     for _ in range(5):
-        total.add({"w": torch.tensor([1 << 44])}, 1 << 16)
+        total.add({"w": torch.tensor([1 << 61])}, 1 << 16)
     limbs = total.limbs({"w": 1}, torch.device("cpu"))
-    assert total.values(limbs, {"w": 1})["w"].tolist() == [5 * 2.0**43]
+    assert total.values(limbs, {"w": 1})["w"].tolist() == [5 * 2.0**60]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 7])
@@ -228,7 +244,17 @@ def test_the_size_of_a_microbatch_follows_from_public_numbers() -> None:
     assert microbatch_size(3000.0, most=512) == 453
     assert microbatch_size(0.01, most=512) == 1
     assert microbatch_size(20.0, most=512, multiple=32) == 64
+    assert microbatch_size(20.0, most=32, multiple=32) == 32
     assert microbatch_size(100.0, most=0) == 1
+
+
+@pytest.mark.parametrize("stack", [1, 2])
+@pytest.mark.parametrize("unit", [0, 255, 256, 259, 260, 511, 519])
+def test_a_unit_with_factor_zero_adds_nothing_wherever_it_stands(unit: int, stack: int) -> None:
+    gradient, factor = torch.ones(520, 3), torch.ones(520, dtype=torch.float64)
+    gradient[unit], factor[unit] = math.inf, 0.0
+    found = PerExample(gradient, stack=stack).sums(factor, 0.5)
+    assert found.shape == (stack, 3) and (found.sum(0) == 2 * 519).all()
 
 
 def test_units_that_are_not_finite_add_nothing_in_any_microbatch() -> None:

@@ -139,7 +139,7 @@ def test_tracing_torch_func_and_the_loop_agree(
     known = next(iter(engine._known[model].values()))
     assert known.untraced is None, known.untraced
     by_vmap = engine.GradientSum(model, loss, clips)
-    by_vmap._total.merge(by_vmap._by_vmap(batch, engine.Known()))
+    by_vmap._total.merge(by_vmap._sum(by_vmap._planned_vmap(batch, engine.Known())))
     assert apart(by_vmap.values(), expected) < 1e-10
 
 

@@ -102,6 +102,14 @@ def test_empty_groups_and_empty_batches_give_zero() -> None:
     assert float(flat(one).norm()) == pytest.approx(1e-3 / 50)
 
 
+def test_a_parameter_that_a_group_loss_does_not_use_gets_zero() -> None:
+    model, batch = Net(), batch_of(torch.randn(6, 1, 2, 2))
+    used = flat(group_gradient(model, spread, batch))
+    model.unused = nn.Linear(2, 2)
+    found = group_gradient(model, spread, batch)
+    assert not found["unused.weight"].any() and torch.equal(flat(found)[: len(used)], used)
+
+
 def test_what_is_not_finite_counts_as_zero() -> None:
     model, images = Net(), torch.randn(6, 1, 2, 2)
     images[2] = math.nan
@@ -235,6 +243,12 @@ def test_a_sample_loss_that_mixes_is_refused() -> None:
         )
     Grouped(own, spread, groups=2, clip_norms=(1.0, 1.0), batch=4.0).check(Net(), batch_of(torch.rand(6, 1, 2, 2)))
     Coupled(own, spread, clip_norm=1.0, batch=6).check(Net(), batch_of(torch.rand(6, 1, 2, 2)))
+
+
+def test_a_network_that_mixes_rows_is_refused_for_a_group_loss_too() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    with pytest.raises(UnsupportedModel, match="GroupNorm"):
+        Grouped(None, spread, groups=2, clip_norms=(0.0, 1.0), batch=4.0).check(model, batch_of(torch.rand(6, 1, 2, 2)))
 
 
 def test_numbers_that_bound_nothing_are_refused() -> None:

@@ -12,9 +12,10 @@ import torch
 
 from privacy.test_runs import BUDGET, METHOD, KillAfter, Killed, OwnTerms, fit
 from sfumato.methods import base
+from sfumato.methods.dp2_vae import DP2VAE
 from sfumato.methods.dp_merf import DPMERF
 from sfumato.methods.registry import load
-from sfumato.privacy import Ledger, RunRefused
+from sfumato.privacy import Ledger, RunRefused, Step
 from sfumato.privacy.curator import AnswerLost
 from sfumato.privacy.interfaces import Started
 from sfumato.training.checkpoint import FolderCheckpoint
@@ -52,6 +53,21 @@ def test_a_run_that_was_killed_while_it_started_is_the_same_run(tmp_path: Path, 
     card = fit(METHOD, ledger, FolderCheckpoint(checkpoint.folder)).card
     assert card.certified and card.run == started.run
     assert [run["run"] for run in Ledger.read(ledger).runs()] == [started.run]
+
+
+def test_a_run_that_was_killed_before_the_head_of_its_first_charge_was_written_goes_on(tmp_path: Path) -> None:
+    """The file was created and is empty: the charge is on the ledger, and its noise was not drawn."""
+
+    class KilledWhileCharging(FolderCheckpoint):
+        def charged(self, length: int, digest: str) -> None:
+            (self.folder / "ledger_head").touch()
+            raise Killed
+
+    ledger, method = tmp_path / "ledger", METHOD
+    with pytest.raises(Killed):
+        fit(method, ledger, KilledWhileCharging(tmp_path / "checkpoint"))
+    card = fit(method, ledger, FolderCheckpoint(tmp_path / "checkpoint")).card
+    assert card.certified and Ledger.read(ledger).charged_steps(card.run, "training") == METHOD.steps
 
 
 def test_the_end_of_a_training_loop_is_saved_whenever_it_comes(tmp_path: Path) -> None:
@@ -161,6 +177,26 @@ def test_code_outside_the_trusted_base_is_a_fact_of_the_run(tmp_path: Path, monk
     assert not card.certified and any("Smaller" in reason for reason in card.reasons)
 
 
+@pytest.mark.parametrize("change", ["one record fewer", "another record", "another order"])
+def test_state_of_records_is_not_given_to_others(tmp_path: Path, change: str) -> None:
+    """A record's vector would depend on the record that had its place before; and no text counts them."""
+    ledger, checkpoint = tmp_path / "ledger", FolderCheckpoint(tmp_path / "checkpoint", seconds=0.0)
+    method, private = DP2VAE.small("record"), worst_case_images()
+    with pytest.raises(Killed):
+        method.fit(private, BUDGET, ledger, checkpoint=checkpoint, device="cpu", progress=KillAfter(1))
+    changed = private._without(0, "image") if change == "one record fewer" else worst_case_images()
+    if change == "another record":
+        changed._pixels = changed._pixels.copy()
+        changed._pixels[3] = 1 - changed._pixels[3]
+    if change == "another order":
+        changed._pixels = changed._pixels[::-1]
+    with pytest.raises(RunRefused, match="has changed") as raised:
+        method.fit(changed, BUDGET, ledger, checkpoint=checkpoint, device="cpu")
+    assert not any(character.isdigit() for character in str(raised.value))
+    card = method.fit(worst_case_images(), BUDGET, ledger, checkpoint=checkpoint, device="cpu").card
+    assert card.certified
+
+
 def test_a_result_belongs_to_its_run(tmp_path: Path) -> None:
     """A file of another run in the folder is not taken for this run's result."""
     first, second = (FolderCheckpoint(tmp_path / name) for name in ("first", "second"))
@@ -170,3 +206,36 @@ def test_a_result_belongs_to_its_run(tmp_path: Path) -> None:
     shutil.copy(found, second.folder)
     card = fit(replace(DPMERF.small(), iterations=3), tmp_path / "other", second).card
     assert card.run not in found.name and Ledger.read(tmp_path / "other").charged_steps(card.run, "label counts") == 1
+
+
+def test_answers_whose_names_look_alike_have_files_of_their_own(tmp_path: Path) -> None:
+    checkpoint = FolderCheckpoint(tmp_path)
+    names = ("mean/variance", "mean-variance", "mean%2Fvariance")
+    for number, name in enumerate(names):
+        checkpoint.save_answer(name, torch.tensor([float(number)]))
+    found = [checkpoint.answer(name) for name in names]
+    assert [None if one is None else float(one) for one in found] == [0.0, 1.0, 2.0]
+
+
+def test_an_object_is_not_given_another_step_than_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger notes the step of the Curator's class, so that this one has to be the one in use."""
+
+    class Quiet(Step):
+        def _noise_multiplier(self, block: str) -> float:
+            return 1e-6 * super()._noise_multiplier(block)
+
+    used: list[float] = []
+    train, multiplier = DPMERF.fit_networks, Step._noise_multiplier
+
+    def with_own_step(method: DPMERF, curator: Any) -> Any:
+        curator.step_type = Quiet
+        return train(method, curator)
+
+    def watched(step: Step, block: str) -> float:
+        used.append(multiplier(step, block) if type(step) is Step else 0.0)
+        return multiplier(step, block)
+
+    monkeypatch.setattr(DPMERF, "fit_networks", with_own_step)
+    monkeypatch.setattr(Step, "_noise_multiplier", watched)
+    assert fit(DPMERF.small(), None).card.certified
+    assert used and min(used) > 0.0, "a certified card, and a step of the method's own drew the noise"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from sfumato.privacy import (
     NoGuarantee,
     SubsampledGaussian,
 )
+from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.events import RawAccess
 
 BUDGET = Budget(2.0, 1e-5)
@@ -43,7 +45,16 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert again.spent() == spent > 0
     assert again.head == head
     assert again.charged_steps(run, "train") == 20
-    assert (tmp_path / "l").stat().st_mode & 0o077 == 0
+    assert len(list(tmp_path.iterdir())) == 3
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
+
+
+def test_what_costs_exactly_the_limit_is_accepted() -> None:
+    ledger = Ledger(None, Budget(epsilon([EVENT], 1e-5), 1e-5))
+    spend(ledger)
+    assert ledger.spent() == ledger.limit.epsilon
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve("run", [EVENT.times(1)])
 
 
 def test_refuses_before_the_spend_and_keeps_going(tmp_path: Path) -> None:
@@ -189,6 +200,17 @@ def test_one_writer_within_a_process_too(tmp_path: Path) -> None:
     assert json.loads(lines[0])["kind"] == "ledger"
 
 
+def test_a_full_disk_is_told_with_the_name_of_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Ledger(tmp_path / "spending", BUDGET) as ledger:
+
+        def full(descriptor: int, data: bytes) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="spending"):
+            ledger.start_run(method="m", variant="v", seeded=False)
+
+
 def test_an_entry_is_forced_to_the_disk_before_the_charge_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,8 +224,10 @@ def test_an_entry_is_forced_to_the_disk_before_the_charge_returns(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", watched)
-    path = tmp_path / "l"
+    path = tmp_path / "run" / "l"
     with Ledger(path, BUDGET) as ledger:
+        folders = {name for name, _ in forced}
+        assert {str(path.parent), str(tmp_path)} <= folders, "without its folder a new file is lost with the power"
         run = ledger.start_run(method="m", variant="v", seeded=False)
         ledger.reserve(run, [EVENT])
         for _ in range(3):

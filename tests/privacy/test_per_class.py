@@ -123,6 +123,17 @@ def test_unequal_buffers_are_not_stacked() -> None:
     assert apart(clipped_sum(models, loss, batch, CLIP, stacked=True), expected) < 1e-9
 
 
+def test_equal_buffers_are_stacked_until_one_of_them_is_written_to() -> None:
+    models = make_models()
+    for model in models.models:
+        model.register_buffer("order", torch.zeros(1))
+    assert models.stackable() and models.stackable()
+    models[1].get_buffer("order").add_(1.0)
+    assert not models.stackable()
+    models[1].get_buffer("order").zero_()
+    assert models.stackable()
+
+
 def test_groups_hold_their_part_of_every_class() -> None:
     groups = groups_of(make_models(2), CLIP)
     assert groups["scale"] == (0.1, ["models.0.scale", "models.1.scale"])

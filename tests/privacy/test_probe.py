@@ -44,6 +44,15 @@ def test_rows_that_see_each_other_are_refused(loss: object, dtype: torch.dtype) 
         check(Classifier().to(dtype), loss, make_batch(8, dtype=dtype), 0.5)
 
 
+def test_rows_that_see_each_other_are_refused_at_any_scale_of_the_loss() -> None:
+    def small(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
+        return 1e-8 * centred(m, x, y, r)
+
+    torch.manual_seed(0)
+    with pytest.raises(UnsupportedModel, match="moved another record's loss"):
+        check(Classifier(), small, make_batch(8, dtype=torch.float32), 0.5)
+
+
 def test_a_loss_that_knows_the_batch_size_is_refused() -> None:
     def mean(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
         return squared_error(m, x, y, r) / len(x)
@@ -63,6 +72,19 @@ def test_single_rows_may_be_rounded_otherwise_in_another_batch_size(rows: int, r
     batch = replace(make_batch(6), labels=torch.arange(6))
     with pytest.raises(UnsupportedModel, match="number of rows") if refused else contextlib.nullcontext():
         check_rows(features, batch)
+
+
+@pytest.mark.parametrize("rows", [1, 2, probe.PROBED, 9])
+def test_what_is_kept_at_one_batch_size_alone_is_refused(rows: int) -> None:
+    kept = []
+
+    def features(images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+        if len(images) == rows:
+            kept.append(images.sum())
+        return images.flatten(1)
+
+    with pytest.raises(UnsupportedModel, match="still alive"):
+        check_rows(features, make_batch(9))
 
 
 def test_draws_outside_random_are_refused() -> None:

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from sfumato.privacy import Randomness
-from sfumato.privacy.generators import chacha, philox
+from sfumato.privacy.generators import chacha, philox, uniforms
 from sfumato.privacy.randomness import Draws
 
 CPU = torch.device("cpu")
@@ -38,6 +38,14 @@ def test_known_answers_of_chacha(rounds: int, expected: str) -> None:
     zero = torch.zeros(1, dtype=torch.int64)
     words = chacha((zero,) * 4, bytes(32), rounds=rounds)  # type: ignore[arg-type]
     assert words.numpy().astype("<i4").tobytes().hex().startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("high", "low", "number"), [(0, 0, 0), (-1, -1, 2**52 - 1), (1, 0, 2**20), (0, -1, 2**20 - 1), (0, 1 << 12, 1)]
+)
+def test_a_uniform_has_52_bits_of_two_words(high: int, low: int, number: int) -> None:
+    words = torch.tensor([[high], [low]], dtype=torch.int32)
+    assert uniforms(words).tolist() == [[(number + 0.5) / 2**52]]
 
 
 def test_every_bit_of_the_key_and_of_the_counter_matters() -> None:
@@ -142,9 +150,11 @@ def test_sampled_ids_are_independent_within_a_step() -> None:
     table = np.zeros((400, size), dtype=bool)
     for step in range(400):
         table[step, randomness.coins(size, rate, "c", step).numpy()] = True
+    centred = (table - rate) / (rate * (1 - rate)) ** 0.5
     for distance in (1, 2, 7, 64, 4096):
-        both = int((table[:, :-distance] & table[:, distance:]).sum())
-        assert stats.binomtest(both, 400 * (size - distance), rate**2).pvalue > 1e-6
+        # The products are uncorrelated and have variance 1: six deviations are passed once in 500 million times.
+        both = float((centred[:, :-distance] * centred[:, distance:]).sum())
+        assert abs(both) < 6 * (400 * (size - distance)) ** 0.5
     # The number of samples in a step is binomial, and so is that of each id over the steps.
     assert stats.kstest(table.sum(1), stats.binom(size, rate).cdf).pvalue > 1e-6
     spread = float(np.square(table.sum(0) - 400 * rate).sum() / (400 * rate * (1 - rate)))
@@ -203,3 +213,16 @@ def test_draws_work_under_vmap() -> None:
         return Draws(many.key, row[None], torch.zeros_like(row[None])).normal("z", 4)[0]
 
     assert torch.equal(torch.func.vmap(one)(many.rows), many.normal("z", 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_uniform_draw_is_neither_0_nor_1(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """The quantile of 1 is infinite: a record that draws it would count as zero."""
+    before = torch.get_default_dtype()
+    monkeypatch.setattr(Draws, "_words", lambda *_: torch.tensor([[0], [0xFFFFFFFF]]))
+    try:
+        torch.set_default_dtype(dtype)
+        smallest, largest = Draws((0, 0), torch.arange(2), torch.zeros(2)).uniform("u", 1).flatten().tolist()
+    finally:
+        torch.set_default_dtype(before)
+    assert 0 < smallest < 1e-7 and 1 - 1e-7 < largest < 1

@@ -10,7 +10,7 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
-from sfumato.privacy import Block, Budget, BudgetExceeded, Ledger, SubsampledGaussian
+from sfumato.privacy import Block, Budget, BudgetExceeded, Ledger, SubsampledGaussian, selection
 from sfumato.privacy.accounting import epsilon, trade_off
 from sfumato.privacy.events import PrivateSelection, event_from_json, merged
 from sfumato.privacy.filter import filtered_epsilon
@@ -93,6 +93,13 @@ def test_calibration_keeps_the_budget_and_uses_it() -> None:
         calibrated_selection(candidates, Budget(epsilon=0.01, delta=1e-5), trials=50)
 
 
+@pytest.mark.parametrize(("share", "scaled"), [(0.4, False), (0.6, True), (1.5, True)])
+def test_noise_that_the_method_fixed_is_scaled_where_it_would_take_more_than_half(share: float, scaled: bool) -> None:
+    count = SubsampledGaussian("score", (Block("score", 20.0, fixed=True),))
+    taken = selection._composed([count], selection._REFERENCE_ORDER)
+    assert selection._scaling((TRAINING, count), taken / share).with_fixed is scaled
+
+
 def test_two_equal_selections_are_two() -> None:
     event = PrivateSelection("selection", ((TRAINING,),), 0.0, 0.1)
     assert len(merged((event, event))) == 2
@@ -104,6 +111,7 @@ def test_the_trade_off_curve_meets_epsilon() -> None:
     event = PrivateSelection("selection", ((TRAINING,),), 0.0, 0.1)
     spent = epsilon((event,), 1e-5)
     curve = dict(trade_off((event,)))
+    assert list(curve) == pytest.approx(np.linspace(0.0, 20.0, 201))
     above = min(level for level in curve if level >= spent)
     assert curve[above] <= 1e-5 * 1.01 and curve[0.0] <= 1
 

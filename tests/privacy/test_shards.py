@@ -8,6 +8,7 @@ import math
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,13 +124,13 @@ def test_a_units_shard_is_its_own_affair() -> None:
 def test_packs_hold_everyone_once_and_fill_up_with_their_own() -> None:
     dealt = np.array([0, 2, 2, -1, 4, 2, 0, 4, 2])
     seen = {}
-    for shards, units, share in Partition(dealt, SHARDS).packs(np.arange(SHARDS), 5):
+    for shards, units, share in Partition(dealt, SHARDS, np.ones(9, int)).packs(np.arange(SHARDS), 5):
         assert units.size <= 5 or len(shards) == 1
         for shard, row, weight in zip(shards, units, share, strict=True):
             seen[int(shard)] = sorted(row[weight > 0].tolist())
             assert weight.sum() == pytest.approx(1.0) and (dealt[row] == shard).all()
     assert seen == {0: [0, 6], 2: [1, 2, 5, 8], 4: [4, 7]}
-    (only,) = Partition(np.full(3, -1), SHARDS).packs(np.arange(SHARDS), 5)
+    (only,) = Partition(np.full(3, -1), SHARDS, np.ones(3, int)).packs(np.arange(SHARDS), 5)
     assert len(only[0]) == 0 and only[1].shape == (0, 1)
 
 
@@ -158,6 +159,26 @@ def test_a_shard_has_one_clipped_vector(persons: bool) -> None:
                 mean = 10 * np.mean([vectors[owner == member].mean(0) for member in members], axis=0)
                 total += mean * min(1.0, 2.0 / np.linalg.norm(mean))
         assert np.allclose(question.sums[0].total.numpy(), total, atol=1e-4)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_the_shape_in_which_a_shard_is_computed_is_its_own(padded: bool) -> None:
+    """A person with many images is removed: the shards of all others meet the shapes, and so the kernels, they met."""
+    pixels = np.zeros((40, 1, 4, 4), dtype=np.uint8)
+    whole = PrivateImages(pixels, persons=np.concatenate([np.arange(32), np.full(8, 32)]))
+
+    def rows(private: PrivateImages) -> dict[int, int]:
+        curator, _ = door(private, replace(TRAIN, shards=16), unit="person")
+        chosen = np.arange(16)
+        options: dict[str, Any] = {"block": "gradient", "draws": 1, "state": None, "padded": padded}
+        batches = list(curator._batches.fetch(curator.plan.events[0], 0, chosen, microbatch_size=16, **options))
+        assert any(len(batch.owners) > 1 for batch in batches if batch.owners is not None)
+        return {int(one): batch.rows_per_unit for batch in batches for one in batch.owners}  # type: ignore[union-attr]
+
+    before, after = rows(whole), rows(whole._without(32, "person"))
+    own = int(Units(whole, "person", max_images=16).shard_of(Randomness(1), 16)[32])
+    assert before[own] >= 8
+    assert {k: v for k, v in before.items() if k != own} == {k: v for k, v in after.items() if k != own}
 
 
 def test_memory_is_the_shards_and_stays_between_visits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from release.test_verification import StopsEarly
 from sfumato.methods.dp_merf import DPMERF
 from sfumato.methods.dpaf import DPAF
-from sfumato.privacy import AnyBudget, Budget, BudgetExceeded, Ledger, NoGuarantee, RunRefused
-from sfumato.privacy.accounting import epsilon
+from sfumato.privacy import (
+    AnyBudget,
+    Block,
+    Budget,
+    BudgetExceeded,
+    Ledger,
+    NoGuarantee,
+    RunRefused,
+    SubsampledGaussian,
+)
+from sfumato.privacy.accounting import calibrate, epsilon
+from sfumato.privacy.filter import FILTER, filtered_epsilon
+from sfumato.privacy.interfaces import PublicInput
 from sfumato.release.export import export
 from sfumato.release.public_input import read_public
 from sfumato.release.release import Release
@@ -84,13 +97,31 @@ def test_certified_images_add_what_they_have_cost(certified: Release, tmp_path: 
     public = export(certified.sample(6, seed=0), tmp_path / "out")
     with pytest.raises(BudgetExceeded):
         dpaf(public, tmp_path / "small")
+    own = DPAF.small().plan(SMALL).events
     with Ledger(tmp_path / "ledger", Budget(3.0, 1e-5)) as ledger:
         card = dpaf(public, ledger).card
-    own = DPAF.small().plan(SMALL).events
-    both = epsilon([*own, *certified.card.events], 1e-5)
+        order = ledger.entries()[0]["order"]
+    # The run was planned when the images could be seen, so that the filter's ε holds and the accountant's does not.
+    both = filtered_epsilon([*own, *certified.card.events], order, 1e-5)
     assert card.epsilon is not None and 1.02 < both <= card.epsilon <= both * 1.01
+    assert both > epsilon([*own, *certified.card.events], 1e-5)
+    assert card.accountant == FILTER
+    assert card.best_guess >= (1 + math.tanh(card.epsilon / 2)) / 2
     assert any(certified.card.run in fact and "spending is counted" in fact for fact in card.public)
     assert Ledger.read(tmp_path / "ledger").spent() == pytest.approx(both)
+
+
+def test_images_of_a_run_that_stopped_early_add_the_whole_plan(tmp_path: Path) -> None:
+    """Where it stopped was chosen after its answers, also for a run on another ledger that builds on it."""
+    first = StopsEarly.small().fit(worst_case_images(), SMALL, device="cpu")
+    (asked,), (whole,) = first.card.events, StopsEarly.small().plan(SMALL).events
+    assert isinstance(asked, SubsampledGaussian) and asked == whole.times(1) and first.card.planned == (whole,)
+    public = export(first.sample(6, seed=0), tmp_path / "out")
+    with Ledger(None, Budget(4.0, 1e-5)) as ledger:
+        card = dpaf(public, ledger).card
+        order = ledger.entries()[0]["order"]
+    both = filtered_epsilon([*DPAF.small().plan(SMALL).events, whole], order, 1e-5)
+    assert card.epsilon is not None and both <= card.epsilon <= both * 1.01
 
 
 def test_images_of_a_run_on_the_same_ledger_are_counted_once(tmp_path: Path) -> None:
@@ -100,10 +131,12 @@ def test_images_of_a_run_on_the_same_ledger_are_counted_once(tmp_path: Path) -> 
         card = dpaf(public, ledger).card
         together = ledger.spent()
         charged = len(ledger.events())
-    both = epsilon([*first.card.events, *DPAF.small().plan(SMALL).events], 1e-5)
+        order = ledger.entries()[0]["order"]
+    both = filtered_epsilon([*first.card.events, *DPAF.small().plan(SMALL).events], order, 1e-5)
     assert card.epsilon is not None and both <= card.epsilon <= both * 1.01
     assert card.collection_epsilon is not None and together <= card.collection_epsilon <= together * 1.01
     assert charged == len(first.card.events) + len(DPAF.small().plan(SMALL).events)
+    assert all(event in card.events for event in first.card.events), "the card names what the earlier release spent"
 
 
 def test_units_are_not_mixed_and_a_collection_does_not_change(certified: Release, tmp_path: Path) -> None:
@@ -120,3 +153,24 @@ def test_units_are_not_mixed_and_a_collection_does_not_change(certified: Release
     assert images.head == entries, "a resumed run notes it once"
     with pytest.raises(RunRefused, match="has changed"):
         images.note_public(run, replace(public, sha256="0" * 64))
+
+
+def test_a_run_that_builds_on_a_release_of_another_ledger_is_held_to_the_filter() -> None:
+    """Two plans that fit together if they are fixed in advance: the second was made when the first could be read."""
+    queries = [
+        SubsampledGaussian(name, (Block("sum"),), sampling_rate=0.02, steps=1000) for name in ("first", "second")
+    ]
+    first, second = calibrate(queries, SMALL)
+    ledger = Ledger(None, SMALL)
+    run = ledger.start_run(method="m", variant="v", seeded=False)
+    ledger.reserve(run, [second])
+    public = PublicInput("images", "0" * 64, release="another run", events=(first,), unit="image")
+    with pytest.raises(BudgetExceeded, match=r"ε would be 1\.0"):
+        ledger.note_public(run, public)
+    roomy = Ledger(None, Budget(2.0, 1e-5))
+    run = roomy.start_run(method="m", variant="v", seeded=False)
+    roomy.reserve(run, [second])
+    roomy.note_public(run, public)
+    roomy.charge(run, second)
+    together = filtered_epsilon([first, second], roomy.entries()[0]["order"], 1e-5)
+    assert roomy.spent() == roomy.release_epsilon(run, 1e-5) == pytest.approx(together)

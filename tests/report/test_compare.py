@@ -65,7 +65,7 @@ def test_a_comparison_that_was_killed_continues(
     assert not (out / "comparison.json").exists()
 
     # No wait: the workers of a killed command must be gone, or the ledger would still be locked.
-    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     assert again.returncode == 0, again.stderr
     assert "2 runs: together they will cost" in again.stderr
     result = json.loads(again.stdout)

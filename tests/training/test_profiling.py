@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from sfumato.cli.main import app
 from sfumato.methods.registry import find
-from sfumato.training.profiling import rehearse
+from sfumato.training.profiling import _OperationCounter, rehearse
 
 
 @pytest.mark.parametrize("name", ["dp-merf", "dp-lflow", "dppm"])
@@ -31,6 +33,22 @@ def test_work_grows_with_the_collection_and_not_time_alone() -> None:
     small, large = (rehearse(method, shape=(1, 8, 8), classes=2, images=images) for images in (1000, 2000))
     assert large.parts[-1].records == 2 * small.parts[-1].records
     assert 1.2 < large.operations / small.operations < 3.0
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_grouped_convolution_counts_as_its_groups(transposed: bool) -> None:
+    convolve = F.conv_transpose2d if transposed else F.conv2d
+    images, weights = torch.randn(3, 8, 6, 6, requires_grad=True), torch.randn(8, 2, 3, 3, requires_grad=True)
+
+    def operations(groups: int) -> int:
+        """The same work as one convolution of four groups, or as four convolutions."""
+        with _OperationCounter() as counter:
+            for own, kernel in zip(images.chunk(4 // groups, 1), weights.chunk(4 // groups), strict=True):
+                convolve(own, kernel, groups=groups).sum().backward()
+        return counter.operations
+
+    places = 6 * 6 if transposed else 4 * 4
+    assert operations(4) == operations(1) == 3 * (2 * 3 * places * 8 * 2 * 3 * 3)
 
 
 def test_the_command_line_says_what_a_run_costs() -> None:

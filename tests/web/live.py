@@ -52,7 +52,7 @@ class Live:
     def request(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None, host: str = ""
     ) -> Answer:
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=60)
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=600)
         try:
             connection.putrequest(method, path, skip_host=True)
             connection.putheader("Host", host or f"{HOST}:{self.port}")

@@ -16,12 +16,15 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from browser import NAMES
 from sfumato.data.digits import draw_digits
 
 SMALL = "features=100 iterations=20 batch_size=20"
+PATIENCE = 600_000  # milliseconds until a page counts as hanging, on a machine that does much else
+
+expect.set_options(timeout=PATIENCE)
 
 
 class Served:
@@ -53,7 +56,7 @@ class Served:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
-            self.process.wait(20)
+            self.process.wait(300)
 
 
 @contextlib.contextmanager
@@ -69,7 +72,8 @@ def served(root: Path) -> Iterator[Served]:
 def chromium() -> Iterator[Browser]:
     path = next(found for name in NAMES if (found := shutil.which(name)))
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        flags = ["--no-sandbox", "--disable-gpu"]
+        browser = playwright.chromium.launch(executable_path=path, args=flags, timeout=PATIENCE)
         yield browser
         browser.close()
 

@@ -9,14 +9,16 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from web.live import Live, live
-from web.served import chromium
+from web.served import PATIENCE, chromium
 from web.still import finish, jobs_of, without_workers
 
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
     with chromium() as browser:
-        yield browser.new_page()
+        page = browser.new_page()
+        page.set_default_timeout(PATIENCE)
+        yield page
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def test_a_lost_connection_is_told_and_tried_again(server: Live, page: Page) -> 
     assert "open the address that sfumato web printed" in page.locator("#lost").inner_text()
     page.unroute("**/events")
     finish(jobs, job, "failed")
-    expect(page.locator("#state")).to_have_text("failed", timeout=60_000)
+    expect(page.locator("#state")).to_have_text("failed")
     expect(page.locator("#lost")).to_be_hidden()
 
 

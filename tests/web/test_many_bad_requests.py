@@ -46,7 +46,7 @@ def bad_request(draw: random.Random, server: Live) -> bytes:
 
 def answer(server: Live, request: bytes) -> int:
     """The status, or 0 where the connection was closed without one."""
-    with socket.create_connection((HOST, server.port), timeout=60) as connection:
+    with socket.create_connection((HOST, server.port), timeout=600) as connection:
         try:
             connection.sendall(request)
             connection.shutdown(socket.SHUT_WR)

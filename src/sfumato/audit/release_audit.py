@@ -75,8 +75,8 @@ def audit_release(
 
 
 def _check_card(card: Card, ledger: Path) -> dict[str, Any]:
-    """Check that the printed ε follows from the card's events and that the ledger holds the release."""
-    spent = epsilon(card.events, card.delta or 1e-5)
+    """Check that the printed ε follows from what the card accounts for and that the ledger holds the release."""
+    spent = epsilon(card.accounted, card.delta or 1e-5)
     covered = card.epsilon is None or spent <= card.epsilon
     holds: bool | None = None
     if ledger.exists():

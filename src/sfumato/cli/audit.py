@@ -100,6 +100,7 @@ def detection_command(
 ) -> None:
     """Run every broken and every control method and show which check catches which. Exit 1 if one is unexpected."""
     from sfumato.audit.detection_matrix import detection_matrix
+    from sfumato.experiments.results import current_commit
     from sfumato.files import write_json
     from sfumato.privacy import Budget
 
@@ -109,7 +110,9 @@ def detection_command(
         if not as_json:
             say(f"{one.mistake} ({one.form}): {one.caught_by}{': ' if one.reasons else ''}{'; '.join(one.reasons)}")
     unexpected = [f"{one.mistake} ({one.form})" for one in found if not one.expected]
-    result = {"pairs": pairs, "methods": [one.to_json() for one in found], "unexpected": unexpected}
+    command = f"sfumato audit detection --pairs {pairs} --epsilon {epsilon:g} --delta {delta:g}"
+    made = {"command": command, "commit": current_commit(), "pairs": pairs}
+    result = {**made, "methods": [one.to_json() for one in found], "unexpected": unexpected}
     if out is not None:
         write_json(out, result, private=False)
     if as_json:
@@ -131,7 +134,7 @@ def noise_command(
     settings: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Test the scale, normality and independence of the noise, and the coins."""
+    """Test the scale, normality and independence of the noise, and the Poisson sampling."""
     from sfumato.audit.noise import audit_generator, audit_noise
 
     found = {"generator": audit_generator()}

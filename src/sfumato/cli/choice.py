@@ -71,7 +71,7 @@ def expected_use(method: Method, facts: PublicFacts | None, *, declared: bool) -
         if needs is None:
             return ()
         remark(f"{needs}. Your number is private and was not compared; 'sfumato plan --images N' says what to expect.")
-        return (f"{needs}, measured on public data.",)
+        return (f"{needs}, as predicted from measurements on MNIST.",)
     warning = use_warning(method.name, facts)
     if warning is not None:
         warn(f"WARNING: expected use hopeless: {warning}. Collect more images, or choose a larger ε.")

@@ -1,4 +1,4 @@
-"""``sfumato demo``: from a private collection to published synthetic images in two minutes."""
+"""``sfumato demo``: from a private collection to published synthetic images in minutes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def demo(
     delta: Annotated[float, typer.Option(help="The δ of the guarantee.")] = 1e-5,
     reading: ReadingOptions,
 ) -> None:
-    """From a private collection to synthetic images with a guarantee, in two minutes."""
+    """From a private collection to synthetic images with a guarantee, in minutes."""
     from sfumato.cli.demonstration import run_demo
     from sfumato.data import read
 

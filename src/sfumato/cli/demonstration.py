@@ -40,10 +40,7 @@ class Outcome:
 
 
 def best_method() -> Method:
-    """The best certified method for ten thousand small grey images, two cores and two minutes.
-
-    DP-LFlow trains a model for each class, for which a thousand images of each and this little time are not enough.
-    """
+    """DP-MERF with settings that train in minutes on two cores, for ten thousand small grey images."""
     return DPMERF(features=1000, iterations=800, batch_size=100, learning_rate=0.002, length_scale=5.0)
 
 

@@ -62,6 +62,10 @@ def evaluate_command(
     side_by_side: Annotated[
         Path | None, typer.Option(help="Folder for PNGs of PRIVATE and synthetic images of each class. Internal.")
     ] = None,
+    bfloat16: Annotated[
+        bool, typer.Option("--bfloat16", help="Train classifiers in bfloat16: faster on a GPU.")
+    ] = False,
+    together: Annotated[int, typer.Option(min=1, help="Classifiers that are trained at the same time.")] = 1,
     run: Annotated[
         Path | None, typer.Option(help="Write all of it into internal/ of this run, for 'sfumato report'.")
     ] = None,
@@ -83,7 +87,9 @@ def evaluate_command(
     # A process that finds statistics which the others still compute would fall out of step with them.
     no_cache = no_cache or world.size > 1
     # Synthetic images are public: errors may name their files, and their labels may be looked up.
-    into = None if run is None else _internal_folder(run)
+    # The run's folder may be seen by the first process alone, which writes into it.
+    inside = world.from_first(lambda: None if run is None else str(_internal_folder(run)))
+    into = None if inside is None else Path(inside)
     with ProgressBar() as bar:
         bar.report("reading the images", 0, 0)
 
@@ -108,6 +114,8 @@ def evaluate_command(
             cache=None if no_cache else cache or default_folder(),
             with_inception=not no_inception,
             inception_head=inception_head,
+            bfloat16=bfloat16,
+            together=together,
             progress=bar.report,
         )
     if not world.first:

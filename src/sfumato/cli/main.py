@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -51,6 +52,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "cache": cache,
     "web": web,
 }
+_DIVIDED = ("train", "sample", "evaluate")
+"""Commands that divide their work over the processes of torchrun; any other would do all of it in each process."""
 _GROUPS = {"audit": audit_app, "reproduce": reproduce_app, "experiment": experiment_app}
 
 for _name, _function in _COMMANDS.items():
@@ -72,6 +75,7 @@ def _print_version(value: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     *,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -84,6 +88,11 @@ def _options(
     ] = False,
 ) -> None:
     """Learn from a private image collection and release a synthetic one, with an (ε, δ) that can be checked."""
+    command = context.invoked_subcommand
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE") != "1" and command not in _DIVIDED:
+        raise ValueError(
+            f"torchrun: {', '.join(_DIVIDED)} run in several processes; start 'sfumato {command}' without it"
+        )
 
 
 def main() -> None:
@@ -110,7 +119,7 @@ def _is_expected(error: Exception) -> bool:
     from sfumato.privacy import BudgetExceeded, LedgerBusy, LedgerDamaged, RunRefused
     from sfumato.privacy.curator import AnswerLost
     from sfumato.privacy.distributed import RankLost
-    from sfumato.privacy.step import PrivateRowsError
+    from sfumato.privacy.withheld import PrivateRowsError
 
     refusals = BudgetExceeded | LedgerBusy | LedgerDamaged | RunRefused | AnswerLost
     return isinstance(error, refusals | RankLost | PrivateRowsError)

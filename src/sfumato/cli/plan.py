@@ -145,8 +145,9 @@ def _plan_all(parameters: MethodOptions, facts: PublicFacts, *, device: str, tim
     )
     say(
         "Expected use: hopeless, rough or good, and the share of the accuracy that real images give to a classifier, "
-        "counted from chance. Images for: how many the next better use takes at this ε. Times are for one core and one "
-        "GPU."
+        "counted from chance. It is predicted from measurements on MNIST; for images that are harder to learn it is "
+        "too high. Images for: how many the next better use takes at this ε. Times are rough ones for one core of a "
+        "server and one GPU; 'sfumato plan METHOD --size N' measures them here."
     )
     choice = choose_method(facts, device=device, time_limit=time_limit)
     return say(f"Without --method, 'sfumato train' takes {choice.why}.")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sfumato.cli.console import say
+from sfumato.cli.console import ProgressBar, say, use_quiet
 from sfumato.cli.options import AllowCustom, ReleasePath, device_named, label_set
 
 
@@ -38,6 +38,8 @@ def sample(
     from sfumato.training.distributed import process_group
     from sfumato.training.run_folder import release_folder
 
+    world, device = context.with_resource(process_group(device_named("auto")))
+    use_quiet(not world.first)
     found = load(release_folder(release), allow_custom=allow_custom)
     wanted = None
     if labels is not None:
@@ -47,21 +49,22 @@ def sample(
         if unknown:
             raise ValueError(f"--labels: no class {unknown[0]!r}; the release has {', '.join(found.classes)}")
         wanted = np.array([found.classes.index(name) for name in names])[np.arange(count) % len(names)]
-    world, device = context.with_resource(process_group(device_named("auto")))
     if world.size > 1:
         if format != "parquet":
             raise ValueError("several processes write parquet files: add --format parquet")
-        written = export_shards(
-            found,
-            count,
-            out,
-            world,
-            labels=wanted,
-            proportions=proportions,
-            seed=seed,
-            device=device,
-            allow_no_guarantee=allow_no_guarantee,
-        )
+        with ProgressBar() as bar:
+            written = export_shards(
+                found,
+                count,
+                out,
+                world,
+                labels=wanted,
+                proportions=proportions,
+                seed=seed,
+                device=device,
+                allow_no_guarantee=allow_no_guarantee,
+                progress=bar.report,
+            )
         if not world.first:
             return
     else:

@@ -31,6 +31,8 @@ from sfumato.files import write_file
 if TYPE_CHECKING:
     from sfumato.methods import Method
     from sfumato.privacy import AnyBudget
+    from sfumato.privacy.distributed import World
+    from sfumato.release.signature import SigningKey
 
 
 def train(
@@ -80,10 +82,12 @@ def train(
     from sfumato.training.run_folder import Run
 
     check_order(data, second)
-    key = signing_key(sign)
     world, device = context.with_resource(process_group(device_named(device)))
     use_quiet(not world.first)
-    allowed = budget.budget(persons=reading.names_persons, declared_size=declared_size, ledger=ledger)
+    keys: list[SigningKey | None] = []
+    # The key may lie where only the first process sees it.
+    world.from_first(lambda: keys.append(signing_key(sign)))
+    allowed = _budget(world, budget, persons=reading.names_persons, declared_size=declared_size, ledger=ledger)
     allowed.check_delta(declared_size)
     stated = noted(notes or [])
     planned = None
@@ -100,8 +104,9 @@ def train(
         options = reading.for_reader()
         options["progress"] = progress.per_cent
         images = world.in_turn(lambda: read(data, **options))
+        progress.per_cent(100)  # also for a collection that was read at once, or before
     persons = images.persons is not None
-    allowed = budget.budget(persons=persons, declared_size=declared_size, ledger=ledger)
+    allowed = _budget(world, budget, persons=persons, declared_size=declared_size, ledger=ledger)
     check_unit(allowed, persons=persons, given=budget.unit is not None)
     public = public_facts(images, allowed, declared_size)
     if not method:
@@ -115,11 +120,13 @@ def train(
         )
     trained = measured(chosen, release_accuracy, classes=len(images.classes))
     remark_plan(chosen, trained.plan(allowed))
-    remarks = expected_use(chosen, public, declared=declared_size is not None)
+    # By the first process alone: a warning is to be read once.
+    remarks = tuple(world.from_first(lambda: expected_use(chosen, public, declared=declared_size is not None)))
     division = None
     if hold_out is not None:
+        share, unit = hold_out, allowed.unit
         drawn = world.from_first(
-            lambda: dataclasses.asdict(HoldOut.load(run.hold_out) if resume else HoldOut.drawn(hold_out))
+            lambda: dataclasses.asdict(HoldOut.load(run.hold_out) if resume else HoldOut.drawn(share, unit=unit))
         )
         division = HoldOut(**drawn)
         images = division.training_part(images)
@@ -161,7 +168,7 @@ def train(
             return
         release = release if trained is chosen else measured_release(release)
         cost.keep(run.internal)
-        run.finish(release, key=key)
+        run.finish(release, key=keys[0])
     except KeyboardInterrupt:
         remark(f"\nStopped. {run.ledger} holds what was spent; continue with the same command and --resume.")
         raise typer.Exit(130) from None
@@ -171,6 +178,18 @@ def train(
         raise
     say(release.card.sentence)
     say(f"Written: {run.release}")
+
+
+def _budget(
+    world: World, budget: BudgetOptions, *, persons: bool, declared_size: int | None, ledger: Path | None
+) -> AnyBudget:
+    """The budget that the first process finds, which alone is sure to see the ledger; unit and δ can follow from it."""
+    from sfumato.privacy.budget import budget_from_json
+
+    found = world.from_first(
+        lambda: budget.budget(persons=persons, declared_size=declared_size, ledger=ledger).to_json()
+    )
+    return budget_from_json(found)
 
 
 def check_unit(budget: AnyBudget, *, persons: bool, given: bool) -> None:

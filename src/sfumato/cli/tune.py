@@ -56,6 +56,7 @@ def tune(
         options = reading.for_reader()
         options["progress"] = progress.per_cent
         images = read(data, **options)
+        progress.per_cent(100)  # also for a collection that was read at once, or before
     persons = images.persons is not None
     allowed = budget.budget(persons=persons, declared_size=declared_size, ledger=ledger)
     check_unit(allowed, persons=persons, given=budget.unit is not None)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Unpack, cast
 
@@ -17,6 +17,7 @@ from sfumato.data.errors import BadInput
 from sfumato.data.images import Images, Options, read
 from sfumato.data.reader import collection_splits
 from sfumato.files import write_json
+from sfumato.privacy.budget import Unit
 
 # Public data sets have a few exact copies across their parts; more than this is no test.
 _COPIES_ALLOWED = 0.01
@@ -27,22 +28,29 @@ _BLOCK = 1024
 class HoldOut:
     """Holds out each unit with probability ``share``, by a keyed hash of the unit alone.
 
-    A unit is an image or, where persons are named, a person with all images. Whether it is held out does not depend
-    on the other units, so the guarantee of a training on the rest covers the held-out units as well. The key is
-    secret: it says who was trained on.
+    Whether a unit is held out does not depend on the other units, so the guarantee of a training on the rest covers the
+    held-out units as well. The key is secret: it says who was trained on.
+
+    Attributes:
+        share: The probability.
+        key: The secret of the hash.
+        unit: What the guarantee protects. Without it, persons with all their images where persons are named. Under a
+            guarantee per image a person may be divided: if one image decided for all of a person, removing that image
+            would move the others.
     """
 
     share: float
     key: str
+    unit: Unit | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
             raise ValueError(f"--hold-out is a share between 0 and 1, not {self.share:g}")
 
     @classmethod
-    def drawn(cls, share: float) -> HoldOut:
+    def drawn(cls, share: float, *, unit: Unit | None = None) -> HoldOut:
         """With a fresh key."""
-        return cls(share, secrets.token_hex(16))
+        return cls(share, secrets.token_hex(16), unit)
 
     @classmethod
     def load(cls, path: Path) -> HoldOut:
@@ -50,11 +58,11 @@ class HoldOut:
         if not path.is_file():
             raise FileNotFoundError(f"there is no {path}: the run was trained without --hold-out")
         found = json.loads(path.read_text())
-        return cls(float(found["share"]), str(found["key"]))
+        return cls(float(found["share"]), str(found["key"]), found.get("unit"))
 
     def save(self, path: Path) -> None:
-        """Write share and key for the owner alone."""
-        write_json(path, {"NOT PRIVATE": True, "share": self.share, "key": self.key}, private=True)
+        """Write share, key and unit for the owner alone."""
+        write_json(path, {"NOT PRIVATE": True, **asdict(self)}, private=True)
 
     def split(self, images: Images) -> tuple[Images, Images]:
         """The images to train on and those that are held out."""
@@ -71,7 +79,7 @@ class HoldOut:
 
     def _held(self, images: Images) -> np.ndarray:
         """Which rows are held out."""
-        if images.persons is None:
+        if images.persons is None or self.unit == "image":
             drawn = (self._draw(pixels) for pixels in _one_by_one(images.pixels))
             return np.fromiter((draw < self.share for draw in drawn), dtype=bool, count=len(images.labels))
         # The first image of each person decides for all of them.

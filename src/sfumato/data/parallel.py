@@ -11,11 +11,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from selectors import EVENT_READ, DefaultSelector
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -72,25 +72,31 @@ class Workers:
         return list(parts.values())
 
     def _decode(self, missing: list[int], settings: dict[str, Any], total: int) -> None:
-        processes: SimpleQueue[_Process] = SimpleQueue()
-        started = [_Process(settings) for _ in range(min(self._count, len(missing)))]
-        for process in started:
-            processes.put(process)
-        with ThreadPoolExecutor(max(1, len(started))) as pool:
-            try:
-                tasks = [pool.submit(_decoded, processes, start) for start in missing]
-                self._wait(tasks, done=total - len(missing), total=total)
-            finally:
-                for process in started:
-                    process.close()
-                pool.shutdown(cancel_futures=True)
+        """Give every process one part after another.
 
-    def _wait(self, tasks: list[Future[None]], *, done: int, total: int) -> None:
-        for task in as_completed(tasks):
-            task.result()
-            done += 1
-            if self._progress is not None:
-                self._progress(100 * done // total)
+        Without threads: those of an executor would keep a process that has lost the others of its run, or that was
+        interrupted, alive until all parts are read.
+        """
+        processes = [_Process(settings) for _ in range(min(self._count, len(missing)))]
+        left, done = iter(missing), total - len(missing)
+        try:
+            with DefaultSelector() as answers:
+                for process, start in zip(processes, left, strict=False):
+                    process.begin(start)
+                    answers.register(process.output, EVENT_READ, process)
+                while answers.get_map():
+                    for key, _ in answers.select():
+                        key.data.finish()
+                        done += 1
+                        if self._progress is not None:
+                            self._progress(100 * done // total)
+                        if (following := next(left, None)) is None:
+                            answers.unregister(key.fileobj)
+                        else:
+                            key.data.begin(following)
+        finally:
+            for process in processes:
+                process.close()
 
 
 class _Process:
@@ -108,19 +114,28 @@ class _Process:
         )
         self._say(settings)
 
+    @property
+    def output(self) -> IO[str]:
+        """Where the answers come out."""
+        if self._process.stdout is None:
+            raise RuntimeError("the process has no output")
+        return self._process.stdout
+
     def _say(self, message: object) -> None:
         if self._process.stdin is None:
             raise RuntimeError("the process has no input")
-        self._process.stdin.write(json.dumps(message) + "\n")
-        self._process.stdin.flush()
+        # One that has ended is noticed when its answer is read.
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
 
-    def decode(self, start: int) -> None:
+    def begin(self, start: int) -> None:
         """Decode the part that begins at ``start``."""
-        try:
-            self._say(start)
-            answer = self._process.stdout.readline() if self._process.stdout else ""
-        except BrokenPipeError:
-            answer = ""
+        self._say(start)
+
+    def finish(self) -> None:
+        """Read the answer; raises what the process could not do."""
+        answer = self.output.readline()
         if not answer:
             raise Unavailable(
                 "a process that reads the collection has ended",
@@ -135,14 +150,6 @@ class _Process:
         """End the process."""
         self._process.kill()
         self._process.wait()
-
-
-def _decoded(processes: SimpleQueue[_Process], start: int) -> None:
-    process = processes.get()
-    try:
-        process.decode(start)
-    finally:
-        processes.put(process)
 
 
 def _joined(parts: list[Path], reading: Reading, writer: Writer) -> Iterator[list[str]]:

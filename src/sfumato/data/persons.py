@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,9 +40,15 @@ class Persons:
         return None if person is None else self._numbers.setdefault(person, len(self._numbers))
 
     def name(self, record: Record) -> int | str | None:
-        """The record's person as the collection names it."""
+        """The record's person as the collection names it, in one spelling: two would be two persons.
+
+        An empty name is no name: all images without one would be one person, and removing somebody's would not remove
+        a unit.
+        """
         person = self._person(record)
-        if person is None and self._required:
+        if isinstance(person, str):
+            person = unicodedata.normalize("NFC", person).strip()
+        if person == "" or (person is None and self._required):
             raise BadInput(_NO_PERSON, advice=_FILL, detail=record.name)
         return person
 

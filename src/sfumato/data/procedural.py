@@ -24,7 +24,7 @@ from torch import Tensor
 Shape = tuple[int, int, int]
 
 _LEAVES = 40
-_POINTS = 24  # on a Bézier curve
+_SEGMENTS = 16  # straight pieces of a Bézier curve
 _SHAPES = 6
 _STROKES = 4
 _CHUNK = 4096  # images at a time, which bounds the memory
@@ -51,10 +51,11 @@ def strokes(count: int, shape: Shape, device: torch.device) -> Tensor:
         ends = 0.15 + 0.7 * torch.rand(count, 3, 2, device=device)
         width = 0.025 + 0.06 * torch.rand(count, 1, 1, device=device)
         distance = torch.full((count, *shape[1:]), 9.0, device=device)
-        for t in torch.linspace(0.0, 1.0, _POINTS).tolist():
+        start = ends[:, 0]
+        for t in torch.linspace(0.0, 1.0, _SEGMENTS + 1).tolist()[1:]:
             point = (1 - t) ** 2 * ends[:, 0] + 2 * t * (1 - t) * ends[:, 1] + t**2 * ends[:, 2]
-            away = (down - point[:, 0, None, None]).square() + (right - point[:, 1, None, None]).square()
-            distance = torch.minimum(distance, away)
+            distance = torch.minimum(distance, _from_segment(down, right, start, point))
+            start = point
         edge = 0.5 / max(shape[1:])
         ink = torch.sigmoid((width - distance.sqrt()) / edge) * (stroke < used)[:, None, None]
         canvas = torch.maximum(canvas, ink[:, None] * (0.4 + 0.6 * _colour(count, shape, device)))
@@ -117,6 +118,14 @@ def _grid(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
     down = (torch.arange(shape[1], device=device) + 0.5) / shape[1]
     right = (torch.arange(shape[2], device=device) + 0.5) / shape[2]
     return down[:, None].expand(shape[1:]), right[None, :].expand(shape[1:])
+
+
+def _from_segment(down: Tensor, right: Tensor, start: Tensor, end: Tensor) -> Tensor:
+    """The squared distance of every pixel from straight lines between points ``[count, 2]``, ``[count, H, W]``."""
+    y, x = down - start[:, 0, None, None], right - start[:, 1, None, None]
+    rise, run = (end - start)[:, :, None, None].unbind(1)
+    along = ((y * rise + x * run) / (rise.square() + run.square()).clamp(min=1e-12)).clamp(0.0, 1.0)
+    return (y - along * rise).square() + (x - along * run).square()
 
 
 def _colour(count: int, shape: Shape, device: torch.device) -> Tensor:

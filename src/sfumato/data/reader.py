@@ -30,6 +30,7 @@ from sfumato.files import cache_folder, locked
 
 Format = Literal["folder", "list", "npz", "idx", "parquet", "arrow"]
 
+_RULES = 2  # raised where the same files are read as other rows or persons than before
 _LOGGERS = ("PIL", "aiobotocore", "botocore", "fsspec", "huggingface_hub", "s3fs")
 _SOURCES: dict[str, Callable[[Path, Selection], Source]] = {
     "folder": Folder,
@@ -155,7 +156,7 @@ def _read(
     source = open_source(path, reading)
     labels = Labels(source, reading.selection, infer=reading.infer_classes)
     beside = [] if reading.selection.person_file is None else [reading.selection.person_file]
-    key = cache_key(source.fingerprint(), files_fingerprint(beside), reading, labels.classes)
+    key = cache_key(_RULES, source.fingerprint(), files_fingerprint(beside), reading, labels.classes)
     found = find(folder, key)
     if found is None and workers.pay(source):
         kept = folder / f"reading-{key}"

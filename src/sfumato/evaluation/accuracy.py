@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 
-from sfumato.evaluation.classifiers import (
-    Accuracy,
-    ClassifierSpec,
-    Progress,
-    TrainedClassifier,
-    score,
-    train_classifier,
-)
+from sfumato.evaluation.classifier_pool import train_classifiers
+from sfumato.evaluation.classifiers import Accuracy, ClassifierSpec, Progress, TrainedClassifier, TrainingJob, score
 from sfumato.evaluation.image_sets import LabelledImages
 from sfumato.evaluation.measuring import Measuring
 from sfumato.evaluation.protocols import Protocol
@@ -38,7 +33,7 @@ class _Scores:
 
 
 class AccuracyMeasure:
-    """Trains and scores every classifier of a protocol."""
+    """Trains and scores every classifier of a protocol, ``together`` of them at a time."""
 
     def __init__(
         self,
@@ -49,13 +44,16 @@ class AccuracyMeasure:
         validation: LabelledImages | None,
         device: torch.device,
         progress: Progress,
+        bfloat16: bool = False,
+        together: int = 1,
     ) -> None:
         self.protocol, self.measuring, self.seeds = protocol, measuring, tuple(seeds)
         self.validation, self.device, self.progress = validation, device, progress
+        self.bfloat16, self.together = bfloat16, together
 
     def measure(self, row: Row) -> tuple[list[Measurement], TrainedClassifier]:
         """The row's accuracies, and its classifier for label agreement, of the first seed."""
-        found = [self._scores(spec, row) for spec in self.protocol.classifiers]
+        found = self._scores(row)
         measured = [one for scores in found for one in self._measurements(scores, row)]
         if self.protocol.several_networks:
             measured += self._over_networks(found, row)
@@ -77,35 +75,48 @@ class AccuracyMeasure:
             per_class=class_accuracies(found, self.measuring.classes),
         )
 
-    def _scores(self, spec: ClassifierSpec, row: Row) -> _Scores:
-        several = len(row.train.sets) > 1
-        # Logistic regression has no randomness: on one set another seed would only repeat it.
-        seeds = self.seeds[:1] if spec.network is None and not several else self.seeds
-        trained = tuple(self._trained(spec, row.train, place, seed) for place, seed in enumerate(seeds))
-        accuracies = tuple(self._score(one, row.test.only) for one in trained)
-        validated = tuple(self._score(one.validated, row.test.only) for one in trained if one.validated is not None)
-        return _Scores(spec, seeds, trained, accuracies, validated)
+    def _scores(self, row: Row) -> list[_Scores]:
+        """Of every classifier of the protocol; all of their trainings are one list of jobs."""
+        planned = [(spec, self._seeds(spec, row)) for spec in self.protocol.classifiers]
+        jobs = [self._job(spec, row.train, place, seed) for spec, seeds in planned for place, seed in enumerate(seeds)]
+        trained = iter(train_classifiers(jobs, together=self.together, progress=self._reported(row.train)))
+        found = []
+        for spec, seeds in planned:
+            own = tuple(islice(trained, len(seeds)))
+            accuracies = tuple(self._score(one, row.test.only) for one in own)
+            validated = tuple(self._score(one.validated, row.test.only) for one in own if one.validated is not None)
+            found.append(_Scores(spec, seeds, own, accuracies, validated))
+        return found
 
-    def _trained(self, spec: ClassifierSpec, train: Part, place: int, seed: int) -> TrainedClassifier:
+    def _seeds(self, spec: ClassifierSpec, row: Row) -> tuple[int, ...]:
+        # Logistic regression has no randomness: on one set another seed would only repeat it.
+        return self.seeds[:1] if spec.network is None and len(row.train.sets) == 1 else self.seeds
+
+    def _job(self, spec: ClassifierSpec, train: Part, place: int, seed: int) -> TrainingJob:
         part = train.sets[place if len(train.sets) > 1 else 0]
         aside = self.validation if self.protocol.several_networks else None
-        return train_classifier(
+        return TrainingJob(
             spec,
             part.pixels,
             part.labels,
             classes=len(self.measuring.classes),
             seed=seed,
             validation=None if aside is None else (aside.pixels, aside.labels),
-            device=self.device,
-            progress=lambda task, done, total: self.progress(f"{train.described.data}: {task}", done, total),
+            device=str(self.device),
+            bfloat16=self.bfloat16 and spec.network is not None,
         )
+
+    def _reported(self, train: Part) -> Progress:
+        return lambda task, done, total: self.progress(f"{train.described.data}: {task}", done, total)
 
     def _score(self, classifier: TrainedClassifier, images: LabelledImages) -> Accuracy:
         return score(classifier, images.pixels, images.labels, classes=len(self.measuring.classes))
 
     def _measurements(self, scores: _Scores, row: Row) -> Iterator[Measurement]:
         spec = scores.spec
-        settings = {"epochs": spec.epochs, "batch": spec.batch}
+        settings: dict[str, Any] = {"epochs": spec.epochs, "batch": spec.batch}
+        if spec.network is not None:
+            settings["arithmetic"] = "bfloat16" if self.bfloat16 else "float32"
         picked = {"selection": self.protocol.selection, "selected_epochs": [one.epoch for one in scores.trained]}
         yield self._accuracy(spec.name, scores.accuracies, scores.seeds, row, settings | picked, by_class=True)
         if scores.validated:

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save
 
 from sfumato.evaluation.classifiers import Progress, silent
-from sfumato.evaluation.features import FeatureNetwork, extract
+from sfumato.evaluation.features import FeatureNetwork
 from sfumato.evaluation.fidelity import FeatureStatistics, statistics
+from sfumato.evaluation.running_statistics import feature_statistics
 from sfumato.files import cache_folder, private_folder, write_file
 
 
@@ -43,14 +44,14 @@ def cached_statistics(
     """Statistics of these images, from the cache in ``folder`` if they are there; ``None`` uses no cache."""
     device = torch.device(device)
     if folder is None:
-        return statistics(extract(network, pixels, device=device, progress=progress))
+        return feature_statistics(network, pixels, device=device, progress=progress)
     path = folder / f"{content_key(pixels, network)}.safetensors"
     if path.exists():
         tensors = {name: tensor.to(device) for name, tensor in load_file(path).items()}
         if "mean" not in tensors:
             return statistics(tensors["rows"])
         return FeatureStatistics(int(tensors["count"]), tensors["mean"], tensors["covariance"], tensors["rows"])
-    found = statistics(extract(network, pixels, device=device, progress=progress))
+    found = feature_statistics(network, pixels, device=device, progress=progress)
     tensors = {"rows": found.rows}
     if found.count > len(found.rows):
         # Otherwise mean and covariance follow from the rows.

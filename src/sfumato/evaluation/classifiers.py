@@ -6,19 +6,16 @@ does so on images that it holds out of its training images.
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from sfumato.evaluation.classifier_networks import Shape, mlp, strided_cnn
-from sfumato.evaluation.image_sets import last_of_each_class_first
-from sfumato.training.ema import ema_update
+from sfumato.evaluation.classifier_training import NetworkTraining, Pick, picked_network, predictions
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, steps done, steps in all); a progress bar on the command line."""
@@ -120,6 +117,69 @@ class Accuracy:
         return min(present) if present else None
 
 
+@dataclass(frozen=True)
+class TrainingJob:
+    """Everything that one training of a classifier depends on.
+
+    Attributes:
+        spec: How it is trained.
+        pixels: The training images, uint8 ``[N, C, H, W]``.
+        labels: Their classes.
+        classes: The number of classes.
+        seed: The same seed gives the same classifier.
+        validation: Other labelled images on which a second epoch is picked, as DPImageBench picks its epoch on
+            sensitive images; the weights are those of the one training.
+        device: Where the network runs.
+        bfloat16: Whether the network's forward and backward passes in training are in bfloat16.
+    """
+
+    spec: ClassifierSpec
+    pixels: np.ndarray
+    labels: np.ndarray
+    classes: int
+    seed: int
+    validation: tuple[np.ndarray, np.ndarray] | None = None
+    device: str = "cpu"
+    bfloat16: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse arrays of a wrong kind before a process is started for them."""
+        _check(self.pixels, self.labels, self.classes)
+
+    @property
+    def trains_a_network(self) -> bool:
+        """Whether there is a network, and more than one class to tell apart."""
+        return self.spec.network is not None and len(np.unique(self.labels)) > 1
+
+    def picks(self, progress: Progress = silent) -> list[Pick]:
+        """Train the network: the weights of the picked epochs."""
+        training = NetworkTraining(
+            self.spec,
+            self.pixels,
+            self.labels,
+            self.classes,
+            self.seed,
+            torch.device(self.device),
+            bfloat16=self.bfloat16,
+        )
+        return training.run(self.validation, progress)
+
+    def classifier(self, picks: Sequence[Pick]) -> TrainedClassifier:
+        """The classifier with the picked weights."""
+        first, *others = (self._with(pick) for pick in picks)
+        return replace(first, validated=others[0]) if others else first
+
+    def _with(self, pick: Pick) -> TrainedClassifier:
+        shape: Shape = (self.pixels.shape[1], self.pixels.shape[2], self.pixels.shape[3])
+        device, centred = torch.device(self.device), self.spec.centred
+        network = picked_network(self.spec, shape, self.classes, pick, device)
+
+        def predict(images: np.ndarray) -> np.ndarray:
+            return predictions(network, torch.tensor(images, device=device), centred).cpu().numpy()
+
+        return TrainedClassifier(self.spec.name, predict, pick.epoch)
+
+
 def train_classifier(
     spec: ClassifierSpec,
     pixels: np.ndarray,
@@ -129,22 +189,23 @@ def train_classifier(
     seed: int,
     validation: tuple[np.ndarray, np.ndarray] | None = None,
     device: str | torch.device = "cpu",
+    bfloat16: bool = False,
     progress: Progress = silent,
 ) -> TrainedClassifier:
-    """Train a classifier on ``pixels`` (uint8 ``[N, C, H, W]``) and ``labels``; the same seed gives the same one.
+    """Train a classifier on ``pixels`` (uint8 ``[N, C, H, W]``) and ``labels``; the arguments are a job's."""
+    return train_job(TrainingJob(spec, pixels, labels, classes, seed, validation, str(device), bfloat16), progress)
 
-    ``validation`` are other labelled images on which a second epoch is picked, as DPImageBench picks its epoch on
-    sensitive images; the weights are those of the one training.
-    """
-    _check(pixels, labels, classes)
+
+def train_job(job: TrainingJob, progress: Progress = silent) -> TrainedClassifier:
+    """Train a classifier in this process."""
+    spec, labels = job.spec, job.labels
     if len(np.unique(labels)) < 2:
         # A collapsed generator: the only label is the only prediction, and scikit-learn would refuse to fit.
         constant = int(labels[0])
         return TrainedClassifier(spec.name, lambda images: np.full(len(images), constant), 0)
     if spec.network is None:
-        return _logistic_regression(spec.name, pixels, labels, progress)
-    training = _Training(spec, pixels, labels, classes, seed, torch.device(device))
-    return training.run(validation, progress)
+        return _logistic_regression(spec.name, job.pixels, labels, progress)
+    return job.classifier(job.picks(progress))
 
 
 def score(classifier: TrainedClassifier, pixels: np.ndarray, labels: np.ndarray, *, classes: int) -> Accuracy:
@@ -181,117 +242,6 @@ def _logistic_regression(name: str, pixels: np.ndarray, labels: np.ndarray, prog
         model = LogisticRegression().fit(_flat(pixels), labels)
     progress(name, 1, 1)
     return TrainedClassifier(name, lambda images: model.predict(_flat(images)), 0)
-
-
-class _Training:
-    """One training of a network on images that stay on the device."""
-
-    def __init__(
-        self,
-        spec: ClassifierSpec,
-        pixels: np.ndarray,
-        labels: np.ndarray,
-        classes: int,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        self.spec, self.classes, self.seed, self.device = spec, classes, seed, device
-        self.shape: Shape = (pixels.shape[1], pixels.shape[2], pixels.shape[3])
-        self.order = torch.Generator().manual_seed(seed)
-        rows = (
-            last_of_each_class_first(labels)
-            if spec.held_out_last
-            else torch.randperm(len(pixels), generator=self.order)
-        )
-        aside = round(spec.held_out * len(pixels))
-        self.held_out, self.rows = rows[:aside].to(device), rows[aside:]
-        self.images = torch.tensor(pixels, device=device)
-        self.targets = torch.tensor(labels, dtype=torch.int64, device=device)
-
-    def run(self, validation: tuple[np.ndarray, np.ndarray] | None, progress: Progress) -> TrainedClassifier:
-        spec, device = self.spec, self.device
-        if spec.network is None:
-            raise ValueError(f"{spec.name!r} has no network to train")
-        picks = [_BestEpoch(spec, self.images[self.held_out], self.targets[self.held_out])]
-        if validation is not None:
-            given = torch.tensor(validation[0], device=device), torch.tensor(validation[1], device=device)
-            picks.append(_BestEpoch(spec, *given))
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(self.seed)
-            model = spec.network(self.shape, self.classes).to(device)
-            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            scored = model if spec.ema_decay is None else copy.deepcopy(model)
-            optimizer = spec.optimizer.build(model)
-            updates = 0
-            for epoch in range(1, spec.epochs + 1):
-                updates = self._epoch(model, scored, optimizer, epoch, updates)
-                for pick in picks:
-                    pick.consider(epoch, scored)
-                progress(spec.name, epoch, spec.epochs)
-        validated = picks[1].classifier(scored, spec.epochs) if len(picks) > 1 else None
-        return picks[0].classifier(scored, spec.epochs, validated=validated)
-
-    def _epoch(
-        self, model: nn.Module, scored: nn.Module, optimizer: torch.optim.Optimizer, epoch: int, updates: int
-    ) -> int:
-        model.train()
-        for group in optimizer.param_groups:
-            group["lr"] = self.spec.optimizer.rate(epoch - 1)
-        turn = self.rows[torch.randperm(len(self.rows), generator=self.order)].to(self.device)
-        for part in turn.split(self.spec.batch):
-            optimizer.zero_grad(set_to_none=True)
-            values = _network_input(self.images[part], self.spec.centred)
-            F.cross_entropy(model(values), self.targets[part]).backward()
-            optimizer.step()
-            updates += 1
-            if self.spec.ema_decay is not None:
-                ema_update(scored, model, index=updates, decay=self.spec.ema_decay)
-        if scored is not model:
-            # Only weights are averaged; batch normalisation keeps the statistics of the training.
-            for average, current in zip(scored.buffers(), model.buffers(), strict=True):
-                average.copy_(current)
-        return updates
-
-
-class _BestEpoch:
-    """Keeps the weights of the epoch with the best accuracy on some images; without images, of the last epoch."""
-
-    def __init__(self, spec: ClassifierSpec, images: Tensor, targets: Tensor) -> None:
-        self.spec, self.images, self.targets = spec, images, targets
-        self.epoch, self.accuracy = 0, -1.0
-        self.state: dict[str, Tensor] | None = None
-
-    def consider(self, epoch: int, model: nn.Module) -> None:
-        if not len(self.images):
-            return
-        found = float((_predictions(model, self.images, self.spec.centred) == self.targets).double().mean())
-        if found > self.accuracy or (found == self.accuracy and self.spec.ties == "last"):
-            self.epoch, self.accuracy = epoch, found
-            self.state = {name: value.clone() for name, value in model.state_dict().items()}
-
-    def classifier(
-        self, model: nn.Module, epochs: int, *, validated: TrainedClassifier | None = None
-    ) -> TrainedClassifier:
-        picked, centred = copy.deepcopy(model), self.spec.centred
-        if self.state is not None:
-            picked.load_state_dict(self.state)
-        device = next(picked.parameters()).device
-
-        def predict(given: np.ndarray) -> np.ndarray:
-            return _predictions(picked, torch.tensor(given, device=device), centred).cpu().numpy()
-
-        return TrainedClassifier(self.spec.name, predict, self.epoch or epochs, validated)
-
-
-def _network_input(images: Tensor, centred: bool) -> Tensor:
-    values = images.float().div_(255.0)
-    return (values * 2.0 - 1.0 if centred else values).contiguous(memory_format=torch.channels_last)
-
-
-@torch.inference_mode()
-def _predictions(model: nn.Module, images: Tensor, centred: bool) -> Tensor:
-    model.eval()
-    return torch.cat([model(_network_input(part, centred)).argmax(dim=1) for part in images.split(2048)])
 
 
 LOGISTIC_REGRESSION = ClassifierSpec("LR", None)

@@ -21,7 +21,15 @@ from sfumato.evaluation.inception import InceptionHead, inception
 from sfumato.evaluation.measuring import Measuring
 from sfumato.evaluation.memorisation import nearest_neighbours
 from sfumato.evaluation.protocols import Protocol, protocol_named
-from sfumato.evaluation.results import REAL, EvaluationResult, ImageCounts, LeftOut, Measurement, MemorisationSummary
+from sfumato.evaluation.results import (
+    REAL,
+    SYNTHETIC,
+    EvaluationResult,
+    ImageCounts,
+    LeftOut,
+    Measurement,
+    MemorisationSummary,
+)
 from sfumato.evaluation.rows import Row, evaluation_rows
 from sfumato.release.card import Guarantee
 from sfumato.release.synthetic import SyntheticImages
@@ -45,6 +53,9 @@ def evaluate(
     with_inception: bool = True,
     inception_head: Path | None = None,
     baselines: bool = True,
+    only: str | None = None,
+    bfloat16: bool = False,
+    together: int = 1,
     progress: Progress = silent,
 ) -> EvaluationResult:
     """Measure accuracy, FID, KID, precision and recall of synthetic images. The result is NOT PRIVATE.
@@ -66,6 +77,9 @@ def evaluate(
         with_inception: Whether to measure FID and KID.
         inception_head: The classifier head of the Inception network, for the Inception Score.
         baselines: Whether to measure the baselines; without, for many sets on the same real data.
+        only: The name of the one row that is measured, such as that of the real training data.
+        bfloat16: Whether classifiers are trained in bfloat16 and float32 mixed; they always predict in float32.
+        together: Classifiers that are trained at the same time, each in a process of its own.
         progress: Called with what is being done, steps done and steps in all.
 
     Returns:
@@ -83,10 +97,17 @@ def evaluate(
     )
     measuring = Measuring(chosen.name, data, sets.classes, _guarantee(given))
     accuracy = AccuracyMeasure(
-        chosen, measuring, seeds=seeds, validation=sets.validation, device=device, progress=progress
+        chosen,
+        measuring,
+        seeds=seeds,
+        validation=sets.validation,
+        device=device,
+        progress=progress,
+        bfloat16=bfloat16,
+        together=together,
     )
     measured = _measurements(
-        rows if baselines else rows[:1],
+        [row for row in (rows if baselines else rows[:1]) if only in (None, row.name)],
         sets,
         accuracy,
         with_inception=with_inception,
@@ -104,7 +125,7 @@ def evaluate(
         versions=_versions(),
         guarantee=measuring.guarantee,
         measurements=tuple(measured),
-        left_out=_left_out(len(sets.classes), baselines, with_inception, head),
+        left_out=_left_out(len(sets.classes), baselines and only is None, with_inception, head),
         memorisation=_memorisation(sets.synthetic[0], sets.train, sets.test, device),
     )
 
@@ -168,7 +189,7 @@ def _accuracies(accuracy: AccuracyMeasure, rows: Sequence[Row]) -> list[Measurem
     for row in rows:
         found, classifier = accuracy.measure(row)
         measured += found
-        if row.name == REAL:
+        if row.name == REAL and rows[0].name == SYNTHETIC:
             agreement.append(accuracy.agreement(classifier, rows[0], row))
     return measured + agreement
 
@@ -185,7 +206,7 @@ def _left_out(classes: int, baselines: bool, with_inception: bool, head: Incepti
     if classes < 2:
         found.append(LeftOut("accuracy", "the data has one class, so there is nothing to classify"))
     if not baselines:
-        found.append(LeftOut("label_agreement", "without baselines no classifier is trained on real data"))
+        found.append(LeftOut("label_agreement", "it needs the synthetic row and a classifier of real images"))
     if not with_inception:
         found.append(LeftOut("fid, kid", "the Inception network was not asked for"))
     if head is None or not with_inception:

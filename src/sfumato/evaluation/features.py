@@ -26,6 +26,11 @@ class FeatureNetwork:
     trained_on: str
     module: nn.Module
 
+    @property
+    def task(self) -> str:
+        """What a progress bar says."""
+        return f"features ({self.name})"
+
     def identity(self) -> FeatureIdentity:
         """What a result says about the network it was measured with."""
         return FeatureIdentity(self.name, self.hash, self.dimension, self.resize, self.trained_on)
@@ -45,17 +50,25 @@ def extract(
     """
     world = World.current()
     device = torch.device(device)
-    batch = batch or (512 if device.type == "cuda" else 32)
-    module = network.module.to(device)
-    task = f"features ({network.name})"
+    batch = batch or usual_batch(device)
     features = torch.zeros(len(pixels), network.dimension, device=device)
-    with torch.inference_mode(), full_precision():
-        for start in range(world.rank * batch, len(pixels), world.size * batch):
-            images = torch.tensor(np.asarray(pixels[start : start + batch]), device=device)
-            features[start : start + batch] = module(images).float()
-            progress(task, min(start + batch, len(pixels)), len(pixels))
+    for start in range(world.rank * batch, len(pixels), world.size * batch):
+        features[start : start + batch] = features_of(network, pixels[start : start + batch], device)
+        progress(network.task, min(start + batch, len(pixels)), len(pixels))
     # Every row has the bits of one process, and zeros of the others.
     return world.all_reduce(features.view(torch.int32)).view(torch.float32)
+
+
+def usual_batch(device: torch.device) -> int:
+    """Images that go through a network together."""
+    return 512 if device.type == "cuda" else 32
+
+
+def features_of(network: FeatureNetwork, pixels: np.ndarray, device: torch.device) -> Tensor:
+    """Features of one batch, in this process."""
+    with torch.inference_mode(), full_precision():
+        features: Tensor = network.module.to(device)(torch.tensor(np.asarray(pixels), device=device)).float()
+        return features
 
 
 @contextmanager

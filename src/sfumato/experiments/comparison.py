@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sfumato.data.holdout import HoldOut
     from sfumato.data.images import Options
     from sfumato.methods import Method
+    from sfumato.privacy.budget import Unit
 
 # Torch is imported where it is used: ``sfumato --help`` should not wait for it.
 
@@ -62,14 +63,14 @@ def _method_and_variant(name: str) -> tuple[str, str]:
     return ":".join(parts[: 1 + module]), ":".join(parts[1 + module :])
 
 
-def comparison_hold_out(share: float | None, out: Path) -> HoldOut | None:
-    """How images are held out to test on: as the comparison in ``out`` began with, or by a fresh key."""
+def comparison_hold_out(share: float | None, out: Path, *, unit: Unit | None) -> HoldOut | None:
+    """How units are held out to test on: as the comparison in ``out`` began with, or by a fresh key."""
     from sfumato.data.holdout import HoldOut
 
     if share is None:
         return None
     kept = out / _HOLD_OUT
-    return HoldOut.load(kept) if kept.exists() else HoldOut.drawn(share)
+    return HoldOut.load(kept) if kept.exists() else HoldOut.drawn(share, unit=unit)
 
 
 def comparison_conditions(

@@ -5,8 +5,9 @@ the same (ε, δ), divided by √(values in an image / 784). Composed and subsam
 mechanism (Dong, Roth and Su, 2022), so that this is the signal of a class over its noise, whatever the steps are. It
 follows from ε, δ, image size, number of classes and the declared number of units alone.
 
-From the ratio to accuracy: ``expected_use.toml`` holds measured accuracies of each method with its default settings on
-public data. The share of the accuracy of real data is interpolated between them, on the logarithm of the ratio.
+From the ratio to accuracy: ``expected_use.toml`` holds measured accuracies of each method on MNIST, most of them with
+its default settings, and not all by one protocol (docs/results/expected-use.md). The share of the accuracy of real data
+is interpolated between them, on the logarithm of the ratio.
 """
 
 from __future__ import annotations

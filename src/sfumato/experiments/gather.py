@@ -74,9 +74,11 @@ def result_row(evaluated: Evaluated, *, setting: str, epsilon: float, data: str 
         images=spec.images,
         values=_values(contents, wanted, by_seed=bool(evaluated.baseline)),
         seconds=_mean(costs, "seconds"),
+        processor_seconds=_mean(costs, "processor_seconds"),
         peak_memory=_mean(costs, "peak_memory"),
         megabytes=None if method is None else _megabytes(evaluated.folders[0]),
         log_sha256=log_hash(logs),
+        arithmetic="bfloat16" if spec.bfloat16 else "float32",
     )
 
 
@@ -134,7 +136,10 @@ def _spent(contents: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _mean(costs: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    return statistics.fmean(float(cost[key]) for cost in costs) if costs else None
+    """``None`` where a training has no such number, since it was measured before this one was kept."""
+    return (
+        statistics.fmean(float(cost[key]) for cost in costs) if costs and all(key in cost for cost in costs) else None
+    )
 
 
 def _megabytes(folder: Path) -> float | None:

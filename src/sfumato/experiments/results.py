@@ -56,8 +56,9 @@ class ResultRow:
 
     ``epsilon`` is the ε of the setting: the budget, or what a paper claims (``None``: infinite or none). ``spent`` is
     the ε that the ledgers of the trainings hold (``None`` without a guarantee). ``holds`` is an ε that was computed for
-    a paper's mechanism. ``seconds`` and ``peak_memory`` are means over the trainings. ``superseded`` says why the
-    numbers no longer count.
+    a paper's mechanism. ``seconds``, ``processor_seconds`` (of all threads) and ``peak_memory`` are means over the
+    trainings. ``superseded`` says why the numbers no longer count. ``arithmetic`` is that in which the protocol's
+    classifiers were trained.
     """
 
     setting: str
@@ -73,11 +74,13 @@ class ResultRow:
     images: int | None = None
     values: Mapping[str, Measured] = field(default_factory=dict)
     seconds: float | None = None
+    processor_seconds: float | None = None
     peak_memory: float | None = None
     megabytes: float | None = None
     holds: float | None = None
     log_sha256: str | None = None
     superseded: str = ""
+    arithmetic: str = "float32"
 
     @property
     def trainings(self) -> int:

@@ -120,10 +120,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Baselines:
-    """Real data and noise, evaluated once for all trials of the same conditions."""
+    """Real data and noise, evaluated once for all trials of the same conditions, or one row of them ``only``."""
 
     conditions: Conditions
     trainings: int = 1
+    only: str | None = None
 
     def __str__(self) -> str:
         return f"baselines of {self.conditions.data.name}"
@@ -144,7 +145,8 @@ class Baselines:
         for place, evaluation in enumerate(self.conditions.evaluations):
             noise = uniform_noise(evaluation.images, len(train.classes), train.pixels.shape[1:])
             instead = Images(noise.pixels, noise.labels, train.classes)
-            result = evaluated(self.conditions, evaluation, instead, train, test, seeds=range(self.trainings))
+            seeds = range(self.trainings)
+            result = evaluated(self.conditions, evaluation, instead, train, test, seeds=seeds, only=self.only)
             kept = [entry for entry in result["measurements"] if entry["row"] != SYNTHETIC]
             content = {**result, "measurements": kept, "internal": {}, "data_sha256": digest}
             write_json(baselines_file(self.conditions, place), content, private=True)
@@ -237,8 +239,9 @@ def evaluated(
     *,
     seeds: Sequence[int],
     number: int = 0,
+    only: str | None = None,
 ) -> dict[str, Any]:
-    """An evaluation by the protocol; with the baselines where the images come from no release."""
+    """An evaluation by the protocol; with the baselines where the images come from no release, or one row ``only``."""
     from sfumato.data import Images
     from sfumato.evaluation.cache import default_folder
     from sfumato.evaluation.evaluate import evaluate
@@ -256,5 +259,8 @@ def evaluated(
         with_inception=evaluation.with_inception(number),
         inception_head=evaluation.inception_head,
         baselines=isinstance(synthetic, Images),
+        only=only,
+        bfloat16=evaluation.bfloat16,
+        together=evaluation.together,
         real_validation=read_validation(conditions.data),
     ).to_json()

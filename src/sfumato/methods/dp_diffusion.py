@@ -11,11 +11,17 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods.base import Method, Shape
-from sfumato.methods.parts.label_filter import rejection_sample
+from sfumato.methods.base import Method, Shape, check_choices, check_ema_decay
 from sfumato.methods.parts.sub_curator import prefixed, sub_curator, with_share
 from sfumato.methods.parts.teacher import guided, teacher_query, train_teacher
-from sfumato.methods.parts.warm_start import PublicTraining, latent_method, public_images
+from sfumato.methods.parts.warm_start import (
+    LATENT_METHODS,
+    Draw,
+    PublicTraining,
+    filtered,
+    latent_method,
+    public_images,
+)
 from sfumato.networks.edm import Denoiser, half_precision, log_normal_sigma, stochastic_heun
 from sfumato.networks.samplers import karras_sigmas
 from sfumato.networks.scattering import ScatteringClassifier
@@ -26,9 +32,7 @@ from sfumato.training.ema import ema_update
 from sfumato.training.flat_parameters import FlatParameters
 from sfumato.training.schedules import cosine_decay
 
-_COUNTS = "label counts"
-_TRAIN, _GRADIENT = "training", "gradient"
-_LATENT = "latent "
+_COUNTS, _TRAIN, _GRADIENT, _LATENT = "label counts", "training", "gradient", "latent "
 _WARM_STARTS = ("latent", "procedural", "none")
 
 
@@ -48,7 +52,8 @@ class DPDiffusion(Method):
     queries of DP²-VAE or DP-LFlow; Poisson-subsampled Gaussian steps for the U-Net, where a unit's gradient, averaged
     over ``draws`` noise levels, is clipped once. All are answered by one Curator under one plan. Adding or removing
     one unit. Samples of the latent generator and training on them are post-processing.
-    Differs from the paper: the warm start, the teacher and stratified noise levels are ours; ``dpdm()`` is without.
+    Differs from the paper: the warm start, the teacher, stratified noise levels and the U-Net are ours; ``dpdm()`` is
+    without the first three.
 
     >>> [event.name for event in DPDiffusion(warm_start="none").plan(Budget(epsilon=10, delta=1e-5)).events]
     ['label counts', 'teacher', 'training']
@@ -74,6 +79,7 @@ class DPDiffusion(Method):
     ema_decay: float = 0.99
     log_sigma_mean: float = -0.7
     log_sigma_std: float = 1.2
+    stratified: bool = True
     bfloat16: bool = True
     # Warm start: its share of ε, the latent generator, and the training on public images
     warm_start: str = "latent"
@@ -105,8 +111,10 @@ class DPDiffusion(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.warm_start not in _WARM_STARTS:
-            raise ValueError(f"warm_start must be one of {', '.join(_WARM_STARTS)}, not {self.warm_start!r}")
+        check_choices(self, {"warm_start": _WARM_STARTS, "latent": LATENT_METHODS})
+        check_ema_decay(self.ema_decay)
+        if min(self.draws, self.patch_size, self.blocks) < 1:
+            raise ValueError("draws, patch_size and blocks must be at least 1")
         shares = self.teacher_share + (self.latent_share if self.warm_start == "latent" else 0.0)
         if min(self.teacher_share, self.latent_share) < 0 or shares >= 1:
             raise ValueError(f"the shares of teacher and latent generator must leave some of ε, not take {shares:g}")
@@ -143,12 +151,14 @@ class DPDiffusion(Method):
 
     @classmethod
     def dpdm(cls) -> Self:
-        """DPDM as its paper trains MNIST and Fashion-MNIST, on our U-Net: no warm start, no teacher, 32 draws."""
+        """DPDM as its authors train MNIST and Fashion-MNIST, on our U-Net and with Heun's method in place of DDIM."""
         return cls(
             warm_start="none",
             teacher_share=0.0,
+            stratified=False,
             patch_size=1,
             width=64,
+            sigma_data=(1 / 3) ** 0.5,
             sampling_rate=4096 / 60_000,
             steps=300 * 15,
             draws=32,
@@ -157,9 +167,11 @@ class DPDiffusion(Method):
             final_learning_rate_factor=1.0,
             ema_decay=0.999,
             log_sigma_mean=-1.2,
+            bfloat16=False,
+            sampling_steps=50,
             sigma_max=80.0,
             sigma_min=0.002,
-            bfloat16=False,
+            churn=0.0,
         )
 
     # The budget
@@ -209,42 +221,35 @@ class DPDiffusion(Method):
             counts = curator.noisy_histogram(_COUNTS)
             batch = self.teacher_sampling_rate * counts.total
             train_teacher(curator, released.teacher, batch=batch, learning_rate=self.teacher_learning_rate)
-        if self.warm_start != "none":
-            self._warm_start(curator, released)
-        self._train(curator, released.denoiser)
+        draw = None
+        if self.warm_start == "latent":
+            latent = self._latent_method()
+            generator, _ = latent.fit_networks(sub_curator(curator, _LATENT))
+            generate = functools.partial(latent.generate, generator)
+            draw = filtered(generate, released.teacher, max_rejections=self.max_rejections)
+        self._train(curator, released.denoiser, draw)
         return released, counts
 
-    def _warm_start(self, curator: Curator, released: TaughtDiffusion) -> None:
-        """Train the denoiser on samples of the latent generator and on procedural images; no private image is used."""
-        latent = self._latent_method()
-        generator = None
-        if self.warm_start == "latent":
-            generator, _ = latent.fit_networks(sub_curator(curator, _LATENT))
-
-        def draw(labels: Tensor) -> Tensor:
-            with torch.no_grad():
-                if generator is None:
-                    raise RuntimeError("procedural images have no generator")
-                if released.teacher is None:
-                    return latent.generate(generator, labels)
-                return rejection_sample(
-                    lambda some: latent.generate(generator, some),
-                    released.teacher,
-                    labels,
-                    max_rejections=self.max_rejections,
-                )
-
-        share = self.procedural_share if generator is not None else 1.0
-        images, labels = public_images(curator, draw, count=self.public_images, procedural_share=share)
+    def _warm_start(self, curator: Curator, model: Denoiser, draw: Draw | None) -> None:
+        """Train on samples of the latent generator and on procedural images; no private image is used."""
+        images, labels = public_images(curator, draw, count=self.public_images, procedural_share=self.procedural_share)
         settings = PublicTraining(self.public_steps, self.public_batch_size, self.public_learning_rate)
-        settings.train(curator, released.denoiser, images, labels, self._sigma)
+        # A copy, because the training may change how weights lie in memory, and the model's are views of one vector.
+        trained = deepcopy(model)
+        settings.train(curator, trained, images, labels, self._sigma)
+        model.load_state_dict(trained.state_dict())
 
-    def _train(self, curator: Curator, model: Denoiser) -> None:
-        clip, performance = {"net": self.clip_norm}, self._performance(curator.device)
+    def _train(self, curator: Curator, model: Denoiser, draw: Draw | None) -> None:
+        passes, clip = self.steps * self.draws, {"net": self.clip_norm}
+        performance = Performance.for_training(curator.device, bfloat16=self.bfloat16, passes=passes)
         weights = FlatParameters(model, clip)
         ema = deepcopy(weights)
         optimizer = torch.optim.Adam(weights.parameters(), lr=self.learning_rate, fused=True)
         for step in curator.steps(_TRAIN, keep={"weights": weights, "ema": ema, "optimizer": optimizer}):
+            # A run that goes on has the weights of its checkpoint, which the start led to.
+            if step.index == 0 and self.warm_start != "none":
+                self._warm_start(curator, model, draw)
+                ema.copy_from(weights)
             share = cosine_decay(step.index / self.steps, final=self.final_learning_rate_factor)
             optimizer.param_groups[0]["lr"] = self.learning_rate * share
             gradient = step.noisy_gradient(
@@ -256,33 +261,27 @@ class DPDiffusion(Method):
         weights.copy_from(ema)
 
     def loss(self, model: Denoiser, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
-        """The denoising loss of one draw, ``[rows]``; the draws of a record are strata of the law of noise levels."""
+        """The denoising loss of one draw, ``[rows]``; stratified draws of a record fall into different noise levels."""
         # Values that are no pixels are made pixels: a row that is not finite would cost a second pass.
         clean = 2.0 * torch.nan_to_num(images).clamp(0.0, 1.0) - 1.0
-        quantile = (random.draw % self.draws + random.uniform("sigma", 1)[:, 0]) / self.draws
+        quantile = random.uniform("sigma", 1)[:, 0]
+        if self.stratified:
+            quantile = (random.draw % self.draws + quantile) / self.draws
         noise = random.normal("noise", *images.shape[1:])
         return model.loss(clean, noise, self._sigma(quantile), labels)
 
     def _sigma(self, quantile: Tensor) -> Tensor:
         return log_normal_sigma(quantile, mean=self.log_sigma_mean, deviation=self.log_sigma_std)
 
-    def _performance(self, device: torch.device) -> Performance:
-        return Performance.for_training(device, bfloat16=self.bfloat16, passes=self.steps * self.draws)
-
-    def _half(self, device: torch.device) -> bool:
-        return self.bfloat16 and device.type == "cuda"
-
     # Sampling
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         if not isinstance(model, TaughtDiffusion):
             raise TypeError(f"a TaughtDiffusion is needed, not {type(model).__name__}")
-        denoiser = half_precision(model.denoiser) if self._half(labels.device) else model.denoiser
-        if model.teacher is None:
-            return self._draw(denoiser, None, labels)
-        teacher = model.teacher
-        draw = functools.partial(self._draw, denoiser, teacher)
-        return rejection_sample(draw, teacher, labels, max_rejections=self.max_rejections)
+        half = self.bfloat16 and labels.device.type == "cuda"
+        denoiser = half_precision(model.denoiser) if half else model.denoiser
+        draw = functools.partial(self._draw, denoiser, model.teacher)
+        return filtered(draw, model.teacher, max_rejections=self.max_rejections)(labels)
 
     def _draw(self, denoiser: Denoiser, teacher: ScatteringClassifier | None, labels: Tensor) -> Tensor:
         def denoise(noisy: Tensor, sigma: Tensor) -> Tensor:

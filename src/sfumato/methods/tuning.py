@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
+from warnings import catch_warnings
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,7 @@ from sfumato.release.card import make_card
 from sfumato.release.release import Release
 
 _SCORE = "score"
+_NAMED = "the card names those of the best trial, while the choice depends on all: give every candidate the same"
 
 
 class ScoredModel(nn.Module):
@@ -125,6 +128,8 @@ class Tuning:
             raise ValueError("tuning needs at least two candidates; with one there is nothing to choose")
         if any(not method.certified_variants() for method in candidates):
             raise ValueError("tuning needs methods that are certified")
+        if len({method.parameters().get("public", "") for method in candidates}) > 1:
+            raise ValueError(f"the candidates have different public collections, and {_NAMED}")
         scored = [ScoredMethod.of(method, score_noise=score_noise) for method in candidates]
         queries = [trial.queries() for trial in scored]
         event, scalings = calibrated_selection(queries, budget, trials=expected_trials)
@@ -160,7 +165,9 @@ class Tuning:
             run = opened.start_run(method=ScoredMethod.name, variant="selection", seeded=False, facts=facts)
             opened.reserve(run, (self.event,))
             opened.charge(run, self.event)
-            best, reasons = self._best(private, options, progress)
+            # A warning of each trial would count them.
+            with nullcontext() if internal else catch_warnings(action="ignore"):
+                best, reasons = self._best(private, options, progress)
             for name, digest in best.public_inputs:
                 opened.note_public(run, PublicInput(name, digest))
             opened.end_run(run)
@@ -199,7 +206,7 @@ class Tuning:
     ) -> tuple[_Trial, list[str]]:
         """The trial with the highest score, and why any trial cannot be certified.
 
-        The number of trials is secret: it is neither shown nor kept.
+        The number of trials is secret: it is neither shown nor kept, and what they warn of is withheld.
         """
         best: _Trial | None = None
         reasons: set[str] = set()
@@ -208,6 +215,8 @@ class Tuning:
                 progress()
             trial = self._trial(secrets.randbelow(len(self.trials)), private, options)
             reasons |= set(trial.release.card.reasons)
+            if best is not None and trial.public_inputs != best.public_inputs:
+                raise RunRefused(f"trials treated different collections as public, and {_NAMED}")
             if best is None or trial.score > best.score:
                 best = trial
         if best is None:

@@ -14,7 +14,8 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 def log_normal(values: Tensor, mean: Tensor | float, std: Tensor | float) -> Tensor:
     """Log-density of a normal distribution, element by element."""
-    std = torch.as_tensor(std, dtype=values.dtype, device=values.device)
+    # A number is filled in on the device: copying it there would wait for a GPU.
+    std = std.to(values) if isinstance(std, Tensor) else values.new_full((), std)
     return -0.5 * ((values - mean) / std).square() - std.log() - _HALF_LOG_2PI
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from sfumato.privacy.events import SubsampledGaussian
+from sfumato.privacy.gradients.agreement import units_multiple
 from sfumato.privacy.gradients.batch import Batch
 from sfumato.privacy.gradients.microbatches import microbatch_size
 from sfumato.privacy.gradients.performance import Performance
@@ -46,10 +47,11 @@ class Batches:
     def units_in_a_pass(self, event: SubsampledGaussian, *, most: int) -> int:
         """Units, or shards, that a function of rows is evaluated on together, from public numbers only."""
         expected = self.expected_units(event)
+        expected = Performance().usual_units(self._device) if expected is None else expected
         if event.shards is not None:
             # Few, because shards of every width are filled up to this number.
-            most = 32 if self._device.type == "cuda" else 4
-        return microbatch_size(Performance().usual_units(self._device) if expected is None else expected, most=most)
+            return microbatch_size(expected, most=32 if self._device.type == "cuda" else 4)
+        return microbatch_size(expected, most=most, multiple=units_multiple(self._device, 1))
 
     def fetch(
         self,
@@ -63,17 +65,15 @@ class Batches:
         microbatch_size: int | None,
         padded: bool = False,
     ) -> Iterator[Batch]:
-        """The batch in microbatches of units, or of whole shards; an empty batch is one microbatch without rows.
+        """The batch in microbatches of units, or of whole shards; an empty batch is one microbatch without units.
 
         Without a ``microbatch_size`` it comes in one piece, in which every person has the same number of rows.
         With ``padded``, all microbatches of one width have the same number of units, the last ones of weight 0, so
-        that the shape in which a unit is computed does not depend on the others.
+        that the shape in which a unit is computed does not depend on the others; an empty batch is padding alone.
 
         ``draws`` repeats each row with independent randomness; the weights average over the repetitions.
         """
         label, device = (event.name, index), self._device
-        if state is not None and state.shards != event.shards:
-            raise ValueError(f"state {state.name!r} belongs to other owners than {event.name!r} queries")
         for owners, units, share in self._packed(event, chosen, microbatch_size, padded=padded):
             table, weights = self._units.rows(units.flatten(), self._randomness, *label, widest=microbatch_size is None)
             weights = (weights * share.reshape(-1, 1)).reshape(len(units), units.shape[1] * weights.shape[1])
@@ -91,7 +91,7 @@ class Batches:
                 memory = None if memory is None else memory.repeat_interleave(draws, 0)
                 weight = weight.repeat_interleave(draws, 1)
             batch = Batch(images, labels, self._randomness.draws(ids, number, *label, block), weight, memory, owner)
-            if padded and microbatch_size is not None and batch.units:
+            if padded and microbatch_size is not None:
                 batch = replace(batch.padded(microbatch_size), owners=owner)
             yield batch
 
@@ -116,7 +116,7 @@ class Batches:
         if event.shards is not None:
             if event.shards not in self._partitions:
                 shard_of = self._units.shard_of(self._randomness, event.shards)
-                self._partitions[event.shards] = Partition(shard_of, event.shards)
+                self._partitions[event.shards] = Partition(shard_of, event.shards, self._units.widths())
             size = microbatch_size or len(chosen)
             yield from self._partitions[event.shards].packs(chosen, size, most=size if padded else None)
             return

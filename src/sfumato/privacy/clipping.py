@@ -23,8 +23,11 @@ def clipped_feature_sum(values: Tensor, batch: Batch, clip_norm: float, classes:
     real = batch.weights.flatten() > 0
     rows = torch.where(real[:, None], values.double() * batch.weights.flatten()[:, None].double(), 0.0)
     if k > 1 and classes is not None:
-        slots = (torch.arange(units, device=rows.device).repeat_interleave(k) * classes + batch.labels)[:, None]
-        vectors = rows.new_zeros(units * classes, rows.shape[1]).scatter_add_(0, slots.expand_as(rows), rows)
+        vectors, slots = rows.new_zeros(units * classes, rows.shape[1]), batch.labels.view(units, k).clone()
+        slots += classes * torch.arange(units, device=rows.device)[:, None]
+        # One row of each unit at a time: no two go into one slot, where a GPU would add them in any order.
+        for place in range(k):
+            vectors[slots[:, place]] += rows.view(units, k, -1)[:, place]
         vectors = vectors.view(units, classes * rows.shape[1])
     else:
         vectors = rows.view(units, k, -1).sum(1) if k > 1 else rows

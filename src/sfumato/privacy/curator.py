@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,15 +20,17 @@ from sfumato.privacy.batches import Batches
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.distributed import World
 from sfumato.privacy.events import RawAccess, SubsampledGaussian
+from sfumato.privacy.gradients.row_functions import RowPasses
 from sfumato.privacy.interfaces import Checkpoint, Progress, PublicInput, Tape
 from sfumato.privacy.ledger import Ledger, RunRefused
 from sfumato.privacy.mechanism import ClippedSum, Query, add_noise
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
-from sfumato.privacy.sampling import Units
+from sfumato.privacy.sampling import Units, check_units
 from sfumato.privacy.state import PrivateState
 from sfumato.privacy.step import Features, Step
+from sfumato.privacy.withheld import on_private_rows
 
 Item = TypeVar("Item")
 
@@ -92,7 +95,10 @@ class Curator:
         self.plan = plan
         self.device = torch.device(device)
         self._records = records
-        self._units = Units(records, plan.budget.unit, max_images=max_images_per_unit)
+        check_units(records, plan.budget.unit, max_images_per_unit)
+        units = partial(Units, records, plan.budget.unit, max_images=max_images_per_unit)
+        # An allocation that fails says how many bytes were asked for.
+        self._units = on_private_rows(units, internal=internal)
         self._batches = Batches(records, self._units, randomness, self.device)
         self._ledger = ledger
         self._run = run
@@ -110,6 +116,7 @@ class Curator:
         self._opened = False
         self._probed: set[tuple[str, ...]] = set()
         self._shapes: dict[tuple[str, str], tuple[int, ...]] = {}
+        self._row_passes = RowPasses()
         # The whole plan is reserved, or refused before the first access to the data.
         remaining = ((event, event.steps - self._paid(event)) for event in plan.events)
         ledger.reserve(run, tuple(event.times(steps) for event, steps in remaining if steps))
@@ -137,7 +144,7 @@ class Curator:
         shown = -1
         for index in range(first, last):
             self._next[name] = index + 1
-            step = self.step_type(self, event, index)
+            step = type(self).step_type(self, event, index)  # of the class, which the ledger notes if it is not ours
             yield step
             step._finish()
             if self._checkpoint:
@@ -177,7 +184,9 @@ class Curator:
 
         A resumed run has another key and other shards, so that the shards' state starts again.
         """
-        state = PrivateState(name, shards or len(self._records._labels), shape, fill, self.device, shards=shards)
+        owners, digest = shards or len(self._records._labels), self._records._digest
+        make = partial(PrivateState, name, owners, shape, fill, self.device, shards=shards, digest=digest)
+        state = on_private_rows(make, internal=self._internal)
         if shards is None:
             self._states.append(state)
         return state

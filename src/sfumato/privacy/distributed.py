@@ -31,6 +31,10 @@ class RankLost(RuntimeError):
     """Another process of the run has ended, so that this one cannot go on."""
 
 
+class ProcessesDiffer(ValueError):
+    """The processes of a run were not given the same."""
+
+
 class World:
     """The processes of a run: ``size`` of them, of which this is number ``rank``. One process is a world of its own."""
 
@@ -96,6 +100,14 @@ class World:
             raise RankLost(f"the first process stopped with {answer['error']}; its message says why")
         return answer["value"]
 
+    def check_same(self, content: bytes, refusal: str) -> None:
+        """Refuse, in all processes, to go on where one has other bytes than the first; the message says which."""
+        differs = torch.zeros(self.size, dtype=torch.int64)
+        differs[self.rank] = int(self.broadcast(content) != content)
+        found = self.all_reduce(differs).nonzero().flatten().tolist()
+        if found:
+            raise ProcessesDiffer(f"{refusal} (processes {', '.join(map(str, found))} of 0 to {self.size - 1})")
+
     def in_turn(self, make: Callable[[], Result]) -> Result:
         """What ``make`` returns, after the first process of this machine has called it: it may fill a cache."""
         if self.size == 1:
@@ -135,7 +147,8 @@ class World:
         else:
             return
         raise RankLost(
-            f"{reason}. The ledger holds everything that was charged: resume the run, with any number of processes"
+            f"{reason}: see what it says, or its machine. Give the command again, a training with --resume and any "
+            "number of processes; the ledger holds everything that was charged"
         )
 
 

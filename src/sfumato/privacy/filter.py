@@ -9,7 +9,7 @@ before planning the next run chooses adaptively, and then the limit needs a filt
    Rényi divergences of all charges add up whatever the choices were, and ε follows from the sum.
 
 The plan of the first run decides which case applies, and it is chosen without the data: if it exceeds the filter's
-limit, no second run is accepted.
+limit, no second run is accepted, whether the first one asked all of its queries or was stopped.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ import math
 from collections.abc import Iterable
 
 from sfumato.privacy.accounting import relation
+from sfumato.privacy.budget import Budget, BudgetExceeded
 from sfumato.privacy.events import Event, PrivateSelection, RawAccess, merged
 from sfumato.privacy.renyi import ORDERS, converted, divergence
 from sfumato.privacy.selection import selection_divergence
+
+FILTER = "the Rényi filter of Feldman and Zrnic (2021), for runs that were chosen after reading earlier releases"
 
 
 def filter_order(epsilon: float, delta: float) -> int:
@@ -45,3 +48,17 @@ def filtered_epsilon(events: Iterable[Event], order: int, delta: float) -> float
             continue
         total += event.steps * divergence(event, kind, order)
     return max(0.0, converted(total, order, delta))
+
+
+def check_first_plan(planned: Iterable[Event], order: int, limit: Budget) -> None:
+    """Refuse a run after a first one whose whole plan keeps the limit by the accountant of one run alone.
+
+    Otherwise whoever reads answers of the first run could let it go on or stop it for another one, and each way may
+    reach the limit's δ on its own share of the outcomes.
+    """
+    if (cost := filtered_epsilon(planned, order, limit.delta)) > limit.epsilon:
+        raise BudgetExceeded(
+            f"refused: the plan of this ledger's first run costs ε {cost:.4g} by the filter for several runs, more "
+            f"than the limit of {limit.epsilon:g}, so that no other run may follow it, even if it was stopped early. "
+            "Resume it with its checkpoint"
+        )

@@ -28,7 +28,7 @@ class PublicInput:
         name: Its name.
         sha256: The hash of its content.
         release: The run whose release it was drawn from, if it is synthetic.
-        events: What that release has spent.
+        events: What that release has spent, or could have spent by its plan.
         unit: The unit of that release's guarantee.
     """
 

@@ -6,6 +6,7 @@ removed tail contradicts the head, which is kept in a side file and by whoever s
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -132,11 +133,32 @@ def _head_path(path: Path) -> Path:
 
 def _append_durably(path: Path, text: str) -> None:
     """Append ``text`` to a file that only its owner may read; it is on the disk when this returns."""
+    new = not path.exists()
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     try:
         data = text.encode()
         while data:
             data = data[os.write(descriptor, data) :]
         os.fsync(descriptor)
+        if new:
+            # The run's folder may be new as well.
+            for folder in (path.parent, path.parent.parent):
+                _flush_folder(folder)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None  # a full disk is told without the file's name
     finally:
         os.close(descriptor)
+
+
+def _flush_folder(folder: Path) -> None:
+    """The name of a new file outlives a loss of power only if its folder is on the disk too."""
+    try:
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(place)
+        finally:
+            os.close(place)
+    except OSError as error:
+        # Some network disks flush no folders, and a folder above may be closed to this user.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM):
+            raise

@@ -12,10 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sfumato.privacy import spending
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import AnyBudget, Budget, BudgetExceeded, budget_from_json
-from sfumato.privacy.events import Charged, Event, RawAccess, SubsampledGaussian, event_from_json, merged
-from sfumato.privacy.filter import filter_order, filtered_epsilon
+from sfumato.privacy.events import Charged, Event, RawAccess, SubsampledGaussian, merged
+from sfumato.privacy.filter import check_first_plan, filter_order, filtered_epsilon
 from sfumato.privacy.journal import ORIGIN, Journal, LedgerDamaged, chained
 
 if TYPE_CHECKING:
@@ -144,24 +145,29 @@ class Ledger:
 
     def public_inputs(self, run: str) -> list[dict[str, str]]:
         """Name, content hash and, of a synthetic one, the release of every collection the run treated as public."""
-        keys = ("name", "sha256", "release")
-        return [{k: e[k] for k in keys if e.get(k)} for e in self._of(run) if e["kind"] == "public"]
+        return spending.public_inputs(self._entries, run)
 
     def release_events(self, run: str) -> tuple[Event, ...]:
         """What a run's release depends on: its own charges, and those of releases here that it treated as public."""
-        lineage = [run]
-        for one in lineage:
-            found = (public.get("release") for public in self.public_inputs(one))
-            lineage += [other for other in found if other is not None and other not in lineage]
-        return merged(event for one in lineage for event in self.events(one))
+        return merged(event for one in spending.lineage(self._entries, run) for event in self.events(one))
+
+    def committed_events(self, run: str) -> tuple[Event, ...]:
+        """The same with whole plans: which of the planned queries were asked may itself depend on earlier answers."""
+        lineage = spending.lineage(self._entries, run)
+        return merged(event for one in lineage for event in spending.committed_events(self._entries, one))
+
+    def release_epsilon(self, run: str, delta: float) -> float:
+        """The ε at ``delta`` of a run's release. A run that builds on a release was chosen after it: see ``filter``."""
+        events = self.committed_events(run)
+        return filtered_epsilon(events, self._order, delta) if self.adaptive(run) else epsilon(events, delta)
+
+    def adaptive(self, run: str) -> bool:
+        """Whether the run's release depends on charges of several runs, here or on other ledgers."""
+        return len(spending.charged_runs(self._entries, spending.lineage(self._entries, run))) > 1
 
     def events(self, run: str | None = None) -> tuple[Event, ...]:
         """Everything charged, or one run's part, equal mechanisms added up."""
-        return merged(
-            event_from_json(entry["event"])
-            for entry in self._entries
-            if entry["kind"] == "charge" and run in (None, entry["run"])
-        )
+        return spending.charged_events(self._entries, run)
 
     def spent(self) -> float:
         """The ε of everything charged so far, at the limit's δ; infinite after raw access."""
@@ -177,11 +183,17 @@ class Ledger:
     def _total(self, reserved: Sequence[tuple[str, Charged]]) -> float:
         """The ε with these reservations: the accountant's for a single run, the filter's for several."""
         events = [*self.events(), *(event for _, event in reserved)]
-        runs = {e["run"] for e in self._entries if e["kind"] == "charge"} | {run for run, _ in reserved}
-        if len(runs) <= 1 or not isinstance(self.limit, Budget):
+        if len(self._runs(reserved)) <= 1 or not isinstance(self.limit, Budget):
             return epsilon(events, self.limit.delta)
-        order = self._entries[0].get("order") or filter_order(self.limit.epsilon, self.limit.delta)
-        return filtered_epsilon(events, order, self.limit.delta)
+        return filtered_epsilon(events, self._order, self.limit.delta)
+
+    def _runs(self, reserved: Sequence[tuple[str, Charged]]) -> list[str]:
+        """The runs with charges or reservations, the first one first."""
+        return list(dict.fromkeys([*spending.charged_runs(self._entries), *(run for run, _ in reserved)]))
+
+    @property
+    def _order(self) -> int:
+        return int(self._entries[0].get("order") or filter_order(self.limit.epsilon, self.limit.delta))
 
     # Spending
 
@@ -202,20 +214,23 @@ class Ledger:
                 f"refused: with this, ε would be {total:.4g} at δ {self.limit.delta:g}; the ledger's limit is "
                 f"{self.limit.epsilon:g} and {self.spent():.4g} is spent"
             )
+        if isinstance(self.limit, Budget) and len(runs := self._runs(wanted)) > 1:
+            check_first_plan(spending.committed_events(self._entries, runs[0]), self._order, self.limit)
         self._reserved = wanted
 
-    def charge(self, run: str, event: Charged) -> None:
-        """Write one spend down, on disk, before its noise is drawn. It must have been reserved."""
+    def charge(self, run: str, event: Charged, *, source: str | None = None) -> None:
+        """Write a reserved spend to the disk before its noise is drawn; ``source`` has spent it on another ledger."""
         for index, (owner, reserved) in enumerate(self._reserved):
-            if owner == run and reserved.times(1) == event.times(1) and reserved.steps >= event.steps:
+            if owner == (source or run) and reserved.times(1) == event.times(1) and reserved.steps >= event.steps:
                 left = reserved.steps - event.steps
-                self._reserved[index : index + 1] = [(run, reserved.times(left))] if left else []
+                self._reserved[index : index + 1] = [(owner, reserved.times(left))] if left else []
                 break
         else:
             raise BudgetExceeded(f"refused: {event.name!r} has no reservation left in this ledger")
         if self.ended(run):
             raise RunRefused(f"run {run} has ended; a new query needs a new run")
-        self._journal.append({"kind": "charge", "run": run, "event": event.to_json()})
+        entry = {"kind": "charge", "run": run, "event": event.to_json()}
+        self._journal.append({**entry, **({"from": source} if source else {})})
 
     def note_raw_access(self, run: str, event: RawAccess) -> None:
         """Raw access can only be noted where no guarantee was ever given."""
@@ -250,9 +265,10 @@ class Ledger:
         if public.release is not None and not self.knows(public.release):
             # Under names of their own, so that they are not taken for answers to the run's queries.
             events = [replace(event, name=f"{public.name}: {event.name}") for event in public.events]
-            self.reserve(run, events)
+            # As a run of its own: this one was planned when that release could be read.
+            self.reserve(public.release, events)
             for event in events:
-                self.charge(run, event)
+                self.charge(run, event, source=public.release)
         # The note comes last: after a crash in between, the spending is charged again rather than not at all.
         entry = {"kind": "public", "run": run, "name": public.name, "sha256": public.sha256}
         self._journal.append({**entry, **({"release": public.release} if public.release else {})})

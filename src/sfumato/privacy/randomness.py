@@ -72,9 +72,9 @@ class Draws:
 
     def uniform(self, name: str, *shape: int) -> Tensor:
         """Uniform on (0, 1), ``[rows, *shape]``, in torch's default dtype."""
-        # 24 bits, centred: neither 0 nor 1 can come up in float32.
+        # 24 bits, centred, so that 0 does not come up; in float32 the largest would be rounded to 1.
         bits = (self._words(name, math.prod(shape)) >> 8).to(torch.get_default_dtype())
-        return ((bits + 0.5) / 2.0**24).view(-1, *shape)
+        return ((bits + 0.5) / 2.0**24).clamp(max=1.0 - 2.0**-24).view(-1, *shape)
 
     def normal(self, name: str, *shape: int) -> Tensor:
         """Standard normal, ``[rows, *shape]``, in torch's default dtype."""

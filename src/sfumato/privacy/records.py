@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Sequence
 from typing import Self
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 from sfumato.privacy.budget import Unit
+
+_HASHED_AT_ONCE = 64  # images
 
 
 class PrivateRecords:
@@ -66,6 +69,7 @@ class PrivateRecords:
         self._persons = persons
         self._ids = ids
         self._masked: frozenset[int] = frozenset()
+        self._hash: str | None = None
 
     def _without(self, unit: int, kind: Unit) -> Self:
         """The neighbouring collection in which this unit's images do not exist; every other image keeps its id."""
@@ -73,10 +77,29 @@ class PrivateRecords:
         owners = ids if kind == "image" or self._persons is None else np.asarray(self._persons)
         kept = np.flatnonzero(owners != unit)
         neighbour = copy.copy(self)
+        neighbour._hash = None
         neighbour._pixels, neighbour._labels, neighbour._ids = self._pixels[kept], self._labels[kept], ids[kept]
         if self._persons is not None:
             neighbour._persons = np.asarray(self._persons)[kept]
         return neighbour
+
+    def _digest(self, most: int | None = None) -> str:
+        """A hash of all labels, persons and ids, and of all images or of ``most``, spread over the collection.
+
+        It stays with the data, as what is kept of each record does.
+        """
+        if most is None and self._hash is not None:
+            return self._hash
+        count = len(self._labels)
+        found = hashlib.blake2b(repr((self.shape, self.classes, count, sorted(self._masked))).encode(), digest_size=32)
+        for numbers in (self._labels, self._persons, self._ids):
+            found.update(b"none" if numbers is None else np.ascontiguousarray(numbers, dtype=np.int64).data)
+        rows = np.linspace(0, count - 1, count if most is None else min(count, most)).round().astype(np.int64)
+        for start in range(0, len(rows), _HASHED_AT_ONCE):
+            found.update(np.ascontiguousarray(self._pixels[rows[start : start + _HASHED_AT_ONCE]]).data)
+        if most is None:
+            self._hash = found.hexdigest()
+        return found.hexdigest()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={self.shape}, classes={len(self.classes)})"

@@ -18,14 +18,19 @@ def padded_width(count: int) -> int:
     return max(1, -(-count // step) * step)
 
 
+def check_units(records: PrivateRecords, unit: Unit, max_images: int) -> None:
+    """Refuse units that the collection does not name, and persons without images."""
+    if max_images < 1:
+        raise ValueError(f"max_images_per_unit must be at least 1, not {max_images}")
+    if unit == "person" and records._persons is None:
+        raise ValueError("the budget protects persons, but the data names none: give a person column")
+
+
 class Units:
     """The units of privacy: which ids exist, and which rows of the collection belong to each."""
 
     def __init__(self, records: PrivateRecords, unit: Unit, *, max_images: int) -> None:
-        if max_images < 1:
-            raise ValueError(f"max_images_per_unit must be at least 1, not {max_images}")
-        if unit == "person" and records._persons is None:
-            raise ValueError("the budget protects persons, but the data names none: give a person column")
+        check_units(records, unit, max_images)
         self._max_images = max_images
         self._masked = np.array(sorted(records._masked), dtype=np.int64)
         self._persons = unit == "person"
@@ -41,6 +46,11 @@ class Units:
         self._known, starts = np.unique(owners[self._order], return_index=True)
         self._starts = np.append(starts, len(owners))
         self._ids = None if records._ids is None else np.asarray(records._ids)
+
+    @property
+    def most_rows(self) -> int:
+        """Images of one unit in a step, at most; a public number."""
+        return self._max_images if self._persons else 1
 
     def sample(self, randomness: Randomness, rate: float, *label: str | int) -> np.ndarray:
         """The ids of the units in the batch of this label: each unit independently with probability ``rate``."""
@@ -64,10 +74,20 @@ class Units:
         """The units in groups whose rows are padded to the same width, so that a unit's shape is its own."""
         if self._order is None or not self._persons or not len(units):
             return [units]
+        widths = self._widths(units)
+        return [units[widths == width] for width in np.unique(widths)]
+
+    def widths(self) -> np.ndarray:
+        """The number of rows to which the unit of every id is padded; 1 where no unit has this id."""
+        found = np.ones(self._space, dtype=np.int64)
+        if self._order is not None and self._persons:
+            found[self._known] = self._widths(self._known)
+        return found
+
+    def _widths(self, units: np.ndarray) -> np.ndarray:
         places = np.searchsorted(self._known, units)
         counts = np.minimum(self._starts[places + 1] - self._starts[places], self._max_images)
-        widths = np.array([padded_width(int(count)) for count in counts])
-        return [units[widths == width] for width in np.unique(widths)]
+        return np.array([padded_width(int(count)) for count in counts], dtype=np.int64)
 
     def record_ids(self, rows: np.ndarray) -> np.ndarray:
         """The ids of the records in these rows, by which their draws are keyed."""
@@ -108,11 +128,14 @@ class Units:
 
 
 class Partition:
-    """The units of each shard, from each unit's shard number (-1: in none)."""
+    """The units of each shard, from each unit's shard number (-1: in none) and the rows that it is padded to."""
 
-    def __init__(self, shard_of: np.ndarray, shards: int) -> None:
+    def __init__(self, shard_of: np.ndarray, shards: int, widths: np.ndarray) -> None:
         self._order = np.argsort(shard_of, kind="stable")
         self._starts = np.searchsorted(shard_of[self._order], np.arange(shards + 1))
+        # Every unit of a shard gets as many rows as the shard's widest one.
+        self._widest = np.ones(shards, dtype=np.int64)
+        np.maximum.at(self._widest, shard_of[shard_of >= 0], widths[shard_of >= 0])
 
     def packs(
         self, shards: np.ndarray, rows: int, *, most: int | None = None
@@ -121,20 +144,21 @@ class Partition:
 
         They come about ``rows`` units at a time, or ``most`` shards at a time.
 
-        Only shards that are padded to the same width go together: the shape in which a shard is computed is then a
-        function of that shard alone. A shard without units has no vector; if no shard has any, one pack without rows
-        is returned.
+        Only shards that are padded to as many units, of as many rows each, go together: the shape in which a shard is
+        computed is then a function of that shard alone. A shard without units has no vector; if no shard has any, one
+        pack without rows is returned.
         """
         sizes = self._starts[shards + 1] - self._starts[shards]
         shards, sizes = shards[sizes > 0], sizes[sizes > 0]
         if not len(shards):
             yield shards, np.zeros((0, 1), dtype=np.int64), np.zeros((0, 1))
-        widths = np.array([padded_width(int(size)) for size in sizes])
-        for width in np.unique(widths)[::-1]:
-            alike = shards[widths == width]
-            at_once = most or max(1, rows // int(width))
+        widths = (padded_width(int(size)) for size in sizes)
+        shapes = list(zip(widths, self._widest[shards].tolist(), strict=True))
+        for shape in sorted(set(shapes), reverse=True):
+            alike = shards[[one == shape for one in shapes]]
+            at_once = most or max(1, rows // shape[0])
             for start in range(0, len(alike), at_once):
-                yield self._pack(alike[start : start + at_once], int(width))
+                yield self._pack(alike[start : start + at_once], shape[0])
 
     def _pack(self, shards: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         own = (self._starts[shards + 1] - self._starts[shards])[:, None]

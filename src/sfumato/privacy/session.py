@@ -23,6 +23,16 @@ from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
 from sfumato.privacy.step import Step
 
+_COMPARED_IMAGES = 1 << 14
+_OTHER_RECORDS = (
+    "the processes have read different collections: the number of images, labels, persons and some of the images are "
+    "compared. This command has charged nothing. Give all machines the same files and the same software"
+)
+_OTHER_SETTINGS = (
+    "the processes were started with another method, parameters, budget or version of torch. This command has "
+    "charged nothing. Give all machines the same command and the same software"
+)
+
 
 @dataclass(frozen=True)
 class Session:
@@ -76,9 +86,14 @@ def session(
     """Start a run, or go on with the one that the checkpoint names. A ledger that is opened here is closed here.
 
     Where several processes train together, the first one alone opens the ledger and starts the run; the others count
-    with a copy of the ledger in memory.
+    with a copy of the ledger in memory. What they were given must be the same: a record that lies at another place in
+    the collection of another process could be in the sum twice, and noise for another budget would not be enough.
     """
     world = World.current()
+    if world.size > 1:
+        world.check_same(records._digest(_COMPARED_IMAGES).encode(), _OTHER_RECORDS)
+        given = (method, dict(parameters), plan.budget.to_json(), max_images_per_unit, seed, torch.__version__)
+        world.check_same(repr(given).encode(), _OTHER_SETTINGS)
     randomness = Randomness(seed, share=world.broadcast)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     facts = {"parameters": dict(parameters), "plan": plan.to_json(), "device": device.type}
@@ -87,7 +102,8 @@ def session(
         begun = world.from_first(begin)
         started = Started(**begun["started"])
         own = begin.ledger if world.first else Ledger.copied(begun["entries"])
-        if begun["resumed"]:
+        if begun["resumed"] or not world.first:
+            # Calibrated once: the last bits of the noise could differ between two kinds of processors.
             plan = _planned(own, started, method, plan, facts)
         result = begin.result
         if begun["finished"] is not None and world.size > 1:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Callable
+from weakref import WeakMethod
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sfumato.privacy.distributed import World
+from sfumato.privacy.ledger import RunRefused
 
 _ON_DEVICE = 1 << 30  # bytes: more than this does not stay on a GPU
 _IN_MEMORY = 1 << 28  # bytes: more than this goes to disk
@@ -33,8 +36,11 @@ class PrivateState:
         device: torch.device,
         *,
         shards: int | None = None,
+        digest: Callable[[], str] | None = None,
     ) -> None:
         self.name, self.shards = name, shards
+        # A method keeps the handle; it must not keep the records.
+        self._digest = None if digest is None else WeakMethod(digest)
         self.shape = shape
         size = (records, math.prod(shape))
         if 4 * math.prod(size) > (_ON_DEVICE if device.type == "cuda" else _IN_MEMORY):
@@ -47,6 +53,20 @@ class PrivateState:
 
     def __repr__(self) -> str:
         return f"PrivateState({self.name!r}, shape={self.shape})"
+
+    def _saved(self) -> tuple[Tensor, str]:
+        """The values, and a hash of the records they belong to, for a checkpoint."""
+        digest = self._digest() if self._digest else None
+        return self._values, digest() if digest else ""
+
+    def _restore(self, values: Tensor, digest: str) -> None:
+        """Take the values over, unless they are of other records: a vector would then depend on two of them."""
+        if values.shape != self._values.shape or digest != self._saved()[1]:
+            raise RunRefused(
+                f"the collection has changed since {self.name!r} was kept for each of its records. Resume the run with "
+                "the collection as it was, or start a new run"
+            )
+        self._values.copy_(values)
 
     def _read(self, rows: Tensor, device: torch.device) -> Tensor:
         values = self._values[rows.to(self._values.device)].to(device, torch.get_default_dtype())

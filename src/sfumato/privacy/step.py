@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from warnings import catch_warnings
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +28,11 @@ from sfumato.privacy.gradients.fixed_point import FixedPointSum, grid_spacing
 from sfumato.privacy.gradients.group_terms import Coupled, Grouped, Terms
 from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
 from sfumato.privacy.gradients.probe import due
-from sfumato.privacy.gradients.shards import on_shards
+from sfumato.privacy.gradients.shards import on_rows, on_shards
+from sfumato.privacy.gradients.task import code_of
 from sfumato.privacy.mechanism import ClippedSum, Query, with_noise
 from sfumato.privacy.state import PrivateState
+from sfumato.privacy.withheld import on_private_rows
 
 if TYPE_CHECKING:
     from sfumato.privacy.curator import Curator
@@ -40,12 +41,8 @@ Result = TypeVar("Result")
 Features = Callable[..., Tensor]
 """``features(images, labels, random) -> [rows, ...]``: one vector per row, a function of that row alone."""
 
-_PIXELS = 1 << 24  # numbers in one microbatch of images
-_VECTORS = 256  # units in one pass of a function of rows, whose vectors may be long
-
-
-class PrivateRowsError(RuntimeError):
-    """An exception on private records, without its text."""
+_NUMBERS = 1 << 24  # in one microbatch of images, or of vectors
+_VECTORS = 256  # units in one pass of a function of rows
 
 
 class Step:
@@ -57,7 +54,7 @@ class Step:
         self._event = event
         self._answered: set[str] = set()
         self._over = False
-        self._batch = curator._batches.sample(event, index)
+        self._batch = self._on_private_rows(curator._batches.sample, event, index)
 
     def noisy_gradient(
         self,
@@ -87,7 +84,7 @@ class Step:
         total = GradientSum(model, loss, clip_norm, expected_units=expected, performance=performance)
         self._once((f"microbatches of {block}", str(total.compiles)), draws, state, total.prepare)
         numbers = math.prod(self._curator.shape) * draws
-        for batch in self._batches(block, draws, state, max(1, _PIXELS // numbers)):
+        for batch in self._batches(block, draws, state, max(1, _NUMBERS // numbers)):
             self._on_private_rows(total.add, batch)
         totals = total.values(self._over_processes(block, total.limbs()))
         joined = [
@@ -141,11 +138,10 @@ class Step:
         self._probe(block, 1, state, lambda batch: self._fix_shape(block, check_rows(features, batch)))
         classes = len(self._curator.classes) if by_class else None
         exact, shape, size = FixedPointSum({"sum": grid_spacing(clip_norm)}), None, 0
-        for batch in self._passes(block, state):
-            own = () if batch.state is None else (batch.state,)
-            arguments = (batch.images, batch.labels, batch.random, *own)
-            with torch.no_grad():
-                values = self._on_private_rows(features, *arguments)
+        # Vectors may be long, and a person has one for each image, and with classes one for each of them.
+        vectors = max(self._curator._units.most_rows, classes or 1) if self._curator._units.most_rows > 1 else 1
+        most = _NUMBERS // (vectors * max(1, math.prod(self._curator._shapes[self._event.name, block])))
+        for batch, values in self._passes(block, torch.no_grad()(on_rows), features, state, most=min(_VECTORS, most)):
             shape = self._fix_shape(block, tuple(values.shape[1:]))
             clipped = clipped_feature_sum(values.flatten(1), batch, clip_norm, classes)
             exact.add({"sum": clipped.flatten()}, batch.units)
@@ -166,17 +162,15 @@ class Step:
         ``[shards, ...]`` for the state; padding rows have weight 0.
         """
         self._refuse_when_over()
-        name, most = f"update {state.name}", max(1, _PIXELS // math.prod(self._curator.shape))
+        name, most = f"update {state.name}", max(1, _NUMBERS // math.prod(self._curator.shape))
         if self._event.shards is not None:
             self._probe(name, 3, state, lambda batch: check_shards(function, batch))
-            for batch in self._passes(name, state, most=most):
+            for batch, values in self._passes(name, on_shards, function, state, most=most):
                 if batch.owners is not None:
-                    values = self._on_private_rows(on_shards, function, batch)
                     state._write(batch.owners, values[: len(batch.owners)])
             return
         self._probe(name, 1, state, lambda batch: check_rows(function, batch))
-        for batch in self._passes(name, state, most=most):
-            values = self._on_private_rows(function, batch.images, batch.labels, batch.random, batch.state)
+        for batch, values in self._passes(name, on_rows, function, state, most=most):
             if batch.owners is not None:
                 real = (batch.weights.flatten() > 0).nonzero()[:, 0]
                 state._write(batch.owners[real], values[real])
@@ -249,22 +243,8 @@ class Step:
         return fixed
 
     def _on_private_rows(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call code of the method. Its warnings, and the text of what it raises, may quote records and are withheld."""
-        internal = self._curator._internal
-        try:
-            with nullcontext() if internal else catch_warnings(action="ignore"):
-                return function(*arguments)
-        except UnsupportedModel:
-            raise  # our own text, which quotes nothing
-        except Exception as error:
-            if internal:
-                raise
-            name = type(error).__name__
-        # Outside of the handler, so that the exception is not kept as the context of this one.
-        raise PrivateRowsError(
-            f"{name} was raised on private records; its text is withheld because it may describe them. Reproduce it on "
-            "public images, or use internal=True where the output stays with the data"
-        )
+        """Call code of the method, or fetch records."""
+        return on_private_rows(function, *arguments, internal=self._curator._internal)
 
     def _refuse_when_over(self) -> None:
         if self._over:
@@ -273,16 +253,26 @@ class Step:
     def _finish(self) -> None:
         self._over = True
 
-    def _passes(self, block: str, state: PrivateState | None, *, most: int = _VECTORS) -> Iterator[Batch]:
-        """This process's units for a function of rows, in microbatches of one shape."""
+    def _passes(
+        self, what: str, on: Callable[..., Tensor], own: Features, state: PrivateState | None, *, most: int = _VECTORS
+    ) -> Iterator[tuple[Batch, Tensor]]:
+        """This process's units in passes of one shape, and ``on(own, pass)``, which depends on no row's place."""
+        name, function = f"{self._event.name}: {what}", partial(on, own)
+        passes, code = self._curator._row_passes, code_of(own)
         size = self._curator._batches.units_in_a_pass(self._event, most=most)
-        return self._batches(block, 1, state, size, padded=True)
+        if self._event.shards is None:
+            ask = (f"passes of {what}",), 1, state
+            self._once(*ask, lambda few: passes.prepare(name, function, few.take(0, size).padded(size), code=code))
+        for batch in self._batches(what, 1, state, size, padded=True):
+            yield batch, self._on_private_rows(partial(passes, code=code), name, function, batch)
 
     def _batches(
         self, block: str, draws: int, state: PrivateState | None, microbatch_size: int | None, *, padded: bool = False
     ) -> Iterator[Batch]:
         """This process's units; the units of all processes where the batch comes in one piece."""
-        return self._curator._batches.fetch(
+        if state is not None and state.shards != self._event.shards:
+            raise ValueError(f"state {state.name!r} belongs to other owners than {self._event.name!r} queries")
+        fetched = self._curator._batches.fetch(
             self._event,
             self.index,
             self._batch if microbatch_size is None else self._curator._world.own(self._batch),
@@ -292,3 +282,6 @@ class Step:
             microbatch_size=microbatch_size,
             padded=padded,
         )
+        # What memory or a disk refuses is told with sizes.
+        while (batch := self._on_private_rows(next, fetched, None)) is not None:
+            yield batch

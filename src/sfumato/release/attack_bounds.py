@@ -17,6 +17,12 @@ def best_guess(events: Iterable[Event]) -> float:
     return min(1.0, (1.0 + trade_off(events)[0][1]) / 2.0)
 
 
+def guess_by_definition(epsilon: float, delta: float) -> float:
+    """The same probability by (ε, δ) alone: TV ≤ (e^ε − 1 + 2δ) / (e^ε + 1)."""
+    factor = math.exp(-epsilon)
+    return min(1.0, (1.0 + (1.0 - factor + 2.0 * delta * factor) / (1.0 + factor)) / 2.0)
+
+
 def most_recognised(events: Iterable[Event], false_alarms: float) -> float:
     """Largest share of the units present that any test can recognise at this rate of false alarms.
 

@@ -11,19 +11,20 @@ from datetime import UTC, datetime
 from typing import Any, Self
 
 from sfumato.privacy import AnyBudget, Budget, Event, Ledger, Plan, SubsampledGaussian
-from sfumato.privacy.accounting import ACCOUNTANT, epsilon, relation
+from sfumato.privacy.accounting import ACCOUNTANT, relation
 from sfumato.privacy.budget import Unit
 from sfumato.privacy.events import event_from_json
+from sfumato.privacy.filter import FILTER
 from sfumato.privacy.randomness import DESCRIPTION
-from sfumato.release.attack_bounds import best_guess, most_recognised
+from sfumato.release.attack_bounds import best_guess, guess_by_definition, most_recognised
 from sfumato.release.plain_data import entries
 from sfumato.release.plain_numbers import factor_text, one_in_text
 
 CERTIFIED, NO_GUARANTEE = "certified", "no guarantee"
 FALSE_ALARMS = (1000, 100, 10)
 """One false alarm in so many."""
-_LATER = frozenset({"remarks", "notes"})
-"""Entries that cards of version 0.1.0 do not have."""
+_LATER = frozenset({"remarks", "notes", "planned"})
+"""Entries that cards of version 0.1.0 do not have, and that are left out where they are empty."""
 PACKAGES = ("sfumato", "torch", "numpy", "dp-accounting", "safetensors")
 
 
@@ -111,6 +112,8 @@ class Card:
     """Public sentences: where the settings come from, what to expect from the images."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """What the custodian states, such as purpose, controller, contact and retention; nothing checks it."""
+    planned: tuple[Event, ...] = ()
+    """What ε is computed from where not all of the planned queries were asked: the whole plan."""
 
     def __post_init__(self) -> None:
         if self.guarantee not in (CERTIFIED, NO_GUARANTEE):
@@ -121,6 +124,11 @@ class Card:
             numbers = (self.epsilon, self.delta)
             if any(number is None or not math.isfinite(number) or number < 0 for number in numbers):
                 raise ValueError("a certified card must give a finite epsilon and delta")
+
+    @property
+    def accounted(self) -> tuple[Event, ...]:
+        """The events that ε is computed from, and that a run which builds on the release has to count."""
+        return self.planned or self.events
 
     @property
     def certified(self) -> bool:
@@ -146,7 +154,8 @@ class Card:
             name: tuple(value) if isinstance(value := data[name], list) else value for name in names
         }
         values["claim"] = None if data["claim"] is None else Claim(**data["claim"])
-        values["events"] = tuple(event_from_json(event) for event in data["events"])
+        for name in ("events", "planned"):
+            values[name] = tuple(event_from_json(event) for event in data.get(name, ()))
         values["ledger_head"] = LedgerHead(**data["ledger_head"])
         return cls(**values)
 
@@ -173,30 +182,36 @@ def make_card(
 ) -> Card:
     """The card of a run: certified unless the session gives ``reasons`` against it."""
     events = ledger.release_events(run)
+    # What was asked may depend on earlier answers; what is stated holds for all that could have been asked.
+    planned = ledger.committed_events(run)
     seeded = ledger.seeded(run)
     budget = plan.budget
     certified = not reasons and isinstance(budget, Budget)
-    spent = rounded_up(epsilon(events, budget.delta)) if certified else None
-    guess = rounded_up(best_guess(events)) if certified else 1.0
+    spent = rounded_up(ledger.release_epsilon(run, budget.delta)) if certified else None
+    # The trade-off curve of all events together holds only if they were fixed in advance.
+    curve = certified and not ledger.adaptive(run)
+    guess = (
+        1.0 if spent is None else rounded_up(best_guess(planned) if curve else guess_by_definition(spent, budget.delta))
+    )
     return Card(
         guarantee=CERTIFIED if certified else NO_GUARANTEE,
         epsilon=spent,
         delta=budget.delta if certified else None,
         unit=budget.unit,
         claim=None if claim is None else Claim(**claim),
-        relation=relation(events),
+        relation=relation(planned),
         sentence=_no_guarantee_sentence(reasons) if spent is None else _sentence(spent, budget, guess),
         best_guess=guess,
-        recognised=_recognised(events) if certified else None,
+        recognised=_recognised(planned) if curve else None,
         reasons=tuple(reasons),
-        collection_epsilon=rounded_up(ledger.spent()) if math.isfinite(ledger.spent()) else None,
+        collection_epsilon=max(spent or 0.0, rounded_up(ledger.spent())) if math.isfinite(ledger.spent()) else None,
         method=method,
         variant=parameters["variant"],
         paper=paper,
         parameters=dict(parameters),
         events=tuple(events),
         sampler=_sampler(events),
-        accountant=ACCOUNTANT,
+        accountant=ACCOUNTANT if curve or not certified else FILTER,
         randomness=f"{DESCRIPTION}{' (FIXED SEED)' if seeded else ''}",
         public=_public(shape, classes, declared_size, budget.unit, max_images_per_unit) + _public_inputs(ledger, run),
         shape=shape,
@@ -215,7 +230,13 @@ def make_card(
         },
         remarks=tuple(remarks),
         notes=dict(notes or {}),
+        planned=beyond(events, planned),
     )
+
+
+def beyond(events: Sequence[Event], planned: Sequence[Event]) -> tuple[Event, ...]:
+    """The plan, if it holds more than was asked."""
+    return () if set(events) == set(planned) else tuple(planned)
 
 
 def _recognised(events: Sequence[Event]) -> dict[str, float]:

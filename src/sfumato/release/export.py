@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +23,8 @@ from sfumato.release.synthetic import SyntheticImages
 
 ExportFormat = Literal["folder", "npz", "parquet"]
 
-_ROWS = 1000
+ROWS = 1000
+"""Images of a parquet file that are written together, and drawn together by several processes."""
 
 
 def export(
@@ -131,28 +132,29 @@ def _write_npz(folder: Path, synthetic: SyntheticImages) -> None:
 
 
 def _write_parquet(folder: Path, synthetic: SyntheticImages) -> None:
-    write_parquet_file(folder / "images.parquet", synthetic)
-
-
-def write_parquet_file(file: Path, synthetic: SyntheticImages) -> None:
-    """The images as one parquet file in Hugging Face form."""
     images, labels = synthetic
-    features = {"image": {"_type": "Image"}, "label": {"names": list(synthetic.classes), "_type": "ClassLabel"}}
+    parts = ((images[start : start + ROWS], labels[start : start + ROWS]) for start in range(0, len(images), ROWS))
+    write_parquet_file(folder / "images.parquet", synthetic.card, parts)
+
+
+def write_parquet_file(file: Path, card: Card, parts: Iterable[Iterable[np.ndarray]]) -> None:
+    """One parquet file in Hugging Face form, from parts of images and labels that are written one after another."""
+    features = {"image": {"_type": "Image"}, "label": {"names": list(card.classes), "_type": "ClassLabel"}}
     schema = pa.schema(
         [("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])), ("label", pa.int64())],
         metadata={
             "huggingface": json.dumps({"info": {"features": features}}),
-            "guarantee": synthetic.card.guarantee,
-            "sentence": synthetic.card.sentence,
+            "guarantee": card.guarantee,
+            "sentence": card.sentence,
         },
     )
-    info = _text_chunks(synthetic.card)
+    info, written = _text_chunks(card), 0
     with pq.ParquetWriter(file, schema) as writer:
-        for start in range(0, len(images), _ROWS):
-            part = range(start, min(start + _ROWS, len(images)))
-            pictures = [{"bytes": _png(images[row], info), "path": f"{row:06d}.png"} for row in part]
-            rows = {"image": pictures, "label": labels[part.start : part.stop]}
-            writer.write_table(pa.table(rows, schema=schema))
+        for images, labels in parts:
+            rows = enumerate(images, start=written)
+            pictures = [{"bytes": _png(image, info), "path": f"{row:06d}.png"} for row, image in rows]
+            writer.write_table(pa.table({"image": pictures, "label": labels}, schema=schema))
+            written += len(pictures)
 
 
 _WRITERS: dict[str, Callable[[Path, SyntheticImages], None]] = {

@@ -50,7 +50,7 @@ def read_public(
     digest = content_sha256(images)
     if card is None:
         return images, PublicInput(path.resolve().name, digest)
-    events = tuple(event for event in card.events if not isinstance(event, RawAccess))
+    events = tuple(event for event in card.accounted if not isinstance(event, RawAccess))
     return images, PublicInput(path.resolve().name, digest, card.run, events, card.unit)
 
 

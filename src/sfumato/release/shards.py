@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,8 +12,12 @@ import torch
 
 from sfumato.files import new_folder, write_json
 from sfumato.privacy.distributed import World
-from sfumato.release.export import check_export, write_parquet_file
+from sfumato.release.export import ROWS, check_export, write_parquet_file
 from sfumato.release.release import Release
+from sfumato.release.synthetic import SyntheticImages
+
+Report = Callable[[str, int, int], None]
+"""What is done, how many of how many."""
 
 
 def export_shards(
@@ -26,12 +31,13 @@ def export_shards(
     seed: int | None = None,
     device: str | torch.device | None = None,
     allow_no_guarantee: bool = False,
+    progress: Report | None = None,
 ) -> Path:
     """Draw ``count`` images and write them into a new folder, all or nothing; called in every process.
 
     Process r of n draws every n-th image from number r on, with a generator of its own, and writes them to
     ``images/train-0000r-of-0000n.parquet``. The folder must be seen by all processes. It gets its name when all files
-    are written.
+    are written. A process holds a thousand images at a time, whatever their number.
 
     Args:
         release: The release to draw from.
@@ -43,6 +49,7 @@ def export_shards(
         seed: Makes the images repeatable with this number of processes.
         device: By default the GPU if there is one.
         allow_no_guarantee: Images whose card says "no guarantee" are written only with this.
+        progress: Receives how many images this process has drawn.
     """
     path = Path(path)
     if count < world.size:
@@ -56,17 +63,33 @@ def export_shards(
             return str(folder)
 
         temporary = Path(world.from_first(begun))
-        own = np.arange(count)[world.rank :: world.size]
-        if labels is None and not proportions:
-            labels = np.arange(count) % len(release.classes)
-        drawn = release.sample(
-            len(own),
-            labels=None if labels is None else labels[own],
-            proportions=proportions,
-            seed=None if seed is None else _own_seed(seed, world.rank),
-            device=device,
-        )
-        write_parquet_file(temporary / "images" / f"train-{world.rank:05d}-of-{world.size:05d}.parquet", drawn)
+        if not (temporary / "images").is_dir():
+            raise FileNotFoundError(
+                f"process {world.rank} does not see the folder {path} of the first one: processes of several machines "
+                "need an --out on a disk that all of them share"
+            )
+        own = range(world.rank, count, world.size)
+        rounds = range(0, -(-count // world.size), ROWS)  # as many in every process
+
+        def parts() -> Iterator[SyntheticImages]:
+            for start in rounds:
+                part = np.asarray(own[start : start + ROWS], dtype=np.int64)
+                if len(part):
+                    wanted = part % len(release.classes) if labels is None else labels[part]
+                    yield release.sample(
+                        len(part),
+                        labels=None if proportions and labels is None else wanted,
+                        proportions=proportions,
+                        seed=None if seed is None else _own_seed(seed, world.rank, start),
+                        device=device,
+                    )
+                # A process that has ended is noticed here, and a slow one is waited for here and not for hours.
+                world.wait()
+                if progress is not None:
+                    progress("drawing images", min(start + ROWS, len(own)), len(own))
+
+        name = f"train-{world.rank:05d}-of-{world.size:05d}.parquet"
+        write_parquet_file(temporary / "images" / name, release.card, parts())
         world.wait()
         if world.first:
             write_json(temporary / "card.json", release.card.to_json(), private=False)
@@ -74,6 +97,6 @@ def export_shards(
     return path
 
 
-def _own_seed(seed: int, rank: int) -> int:
-    """Equal seeds would draw the same images in every process."""
-    return int.from_bytes(hashlib.blake2b(f"{seed} {rank}".encode(), digest_size=7).digest(), "little")
+def _own_seed(seed: int, rank: int, start: int) -> int:
+    """Equal seeds would draw the same images in every process, and in every part."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {rank} {start}".encode(), digest_size=7).digest(), "little")

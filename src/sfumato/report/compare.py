@@ -89,7 +89,7 @@ def compare(
     total = planned_epsilon(trainings, delta)
     if planned is not None:
         planned(total, len(trainings))
-    division = comparison_hold_out(hold_out, folder)
+    division = comparison_hold_out(hold_out, folder, unit=unit)
     conditions = comparison_conditions(
         Path(data),
         out=folder,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from sfumato.experiments.datasets import datasets
+from sfumato.experiments.measures import PROTOCOL
 from sfumato.experiments.papers.entries import Entry, Paper, papers
 from sfumato.experiments.papers.result import Compared, compared, entry_name
 from sfumato.experiments.papers.scale import SCALES
@@ -123,10 +124,12 @@ def _section(paper: Paper, entry: Entry, results: Mapping[str, ResultSet]) -> st
     title = f"### {paper.name}, {entry.name.replace('-', ' ')}: {entry.title}"
     title += " (small scale)" if result.scale == "small" else ""
     made = result.provenance
-    protocol = "" if entry.computation else f", protocol {entry.protocol}"
+    # Codes, densities and attacks are measured without the classifiers and distances of a protocol.
+    protocol = "" if entry.computation or PROTOCOL not in entry.measures else f", protocol {entry.protocol}"
+    deltas = ", ".join(f"{delta:g}" for delta in sorted({row.delta for row in result.rows}))
     facts = [
         _command(name, result),
-        f"Measured on {made.device}, torch {made.versions.get('torch', 'unknown')}, δ = {entry.delta:g}{protocol}.",
+        f"Measured on {made.device}, torch {made.versions.get('torch', 'unknown')}, δ = {deltas}{protocol}.",
         *caption(entry, result),
     ]
     facts += sorted({f"**Superseded:** {row.superseded}." for row in result.rows if row.superseded})

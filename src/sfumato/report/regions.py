@@ -2,10 +2,11 @@
 
 A page marks a region ``<!-- results: FILE[, FILE …] KEY=VALUE … -->`` … ``<!-- /results -->``; FILE is the name of a
 result file without its ending. The keys are ``measures`` (separated by ``;``) and filters on the rows: ``data``,
-``unit``, ``epsilon``, ``setting``, ``protocol``. By default each row is a line and each measure a column; with
-``layout=pivot`` each setting is a line, each dataset and ε a column, with the number of trainings in brackets, and
-``paper=beside`` adds what the paper of an entry prints. Numbers that were transcribed have a dagger. What is between
-the marks is written by ``sfumato experiment render``.
+``unit``, ``epsilon``, ``setting``, ``protocol``. The measures ``seconds`` and ``processor seconds`` are those of a
+training. By default each row is a line and each measure a column; with ``layout=pivot`` each setting is a line, each
+dataset and ε a column, with the number of trainings in brackets, and ``paper=beside`` adds what the paper of an entry
+prints. Numbers that were transcribed have a dagger. What is between the marks is written by ``sfumato experiment
+render``.
 """
 
 from __future__ import annotations
@@ -111,6 +112,8 @@ def region_table(selector: Selector, results: Mapping[str, ResultSet]) -> str:
     else:
         text = _flat(shown, measures, DAGGER * every)
     text += f"\n{TRANSCRIBED}\n" if some else ""
+    halves = sorted({row.setting for row in rows if row.arithmetic != "float32"})
+    text += f"\nClassifiers that were trained in bfloat16: {', '.join(halves)}.\n" if halves else ""
     reasons = sorted({row.superseded for row in rows if row.superseded})
     return text + "".join(f"\nStruck through: superseded, because {reason}.\n" for reason in reasons)
 
@@ -195,7 +198,8 @@ def _epsilon(row: ResultRow) -> str:
 def _cell(row: ResultRow, name: str, *, counted: bool = False) -> str:
     value = row.values.get(name)
     if value is None:
-        return "–"
+        seconds = {"seconds": row.seconds, "processor seconds": row.processor_seconds}.get(name)
+        return "–" if seconds is None else f"{seconds:,.0f}"
     text = number(value) + (f" ({value.trainings})" if counted else "")
     return f"~~{text}~~" if row.superseded else text
 

@@ -23,13 +23,16 @@ _OTHER_FILES = {
     "measured: killed": ("killed-ranks",),
     "measured: reading": ("reading-1m", "reading-10m"),
     "measured: training": ("scale",),
-    "table: exactness": ("engine-exactness-cpu", "engine-exactness-h200"),
+    "table: chosen-defects": ("mutants-chosen",),
+    "table: exactness": ("engine-exactness-cpu", "engine-exactness-cpu-wide", "engine-exactness-h200"),
     "table: filter": ("filter",),
-    "table: gradients": ("engine-cpu",),
+    "table: gradients": ("engine-cpu", "engine-cpu-sizes", "engine-cpu-2048"),
     "table: kills": ("kills",),
     "table: newcomer": ("newcomer",),
     "table: profiles": ("engine-cpu",),
+    "table: random-defects": ("mutants-random",),
     "table: replay": ("replay",),
+    "table: reruns": ("reruns",),
 }
 """Regions of files with a format of their own, written and compared by the scripts beside them."""
 

@@ -60,9 +60,10 @@ class FolderCheckpoint:
     def head(self) -> tuple[int, str] | None:
         """The ledger's head after the last charge of the run, if there was one."""
         path = self.folder / _HEAD
-        if not path.exists():
+        # Empty after a kill between its creation and the first write, before which no noise was drawn.
+        if not path.exists() or not (text := path.read_text()):
             return None
-        length, digest = path.read_text().split()
+        length, digest = text.split()
         return int(length), digest
 
     def charged(self, length: int, digest: str) -> None:
@@ -128,9 +129,10 @@ class FolderCheckpoint:
         """Save now."""
         tensors: dict[str, Tensor] = {}
         packed = {key: _pack(target.state_dict(), tensors) for key, target in keep.items()}
+        records = {}
         for state in states:
-            tensors[f"state {state.name}"] = state._values
-        self._write(self._path("steps", name), tensors, {"done": done, "keep": packed})
+            tensors[f"state {state.name}"], records[state.name] = state._saved()
+        self._write(self._path("steps", name), tensors, {"done": done, "keep": packed, "records": records})
         self._saved_at = time.monotonic()
 
     def answer(self, name: str) -> Tensor | None:
@@ -146,7 +148,8 @@ class FolderCheckpoint:
         self._write(self._path("answer", name), {"answer": answer}, {})
 
     def _path(self, kind: str, name: str) -> Path:
-        return self.folder / f"{kind} {name.replace('/', '-')}.safetensors"
+        # Encoded, so that two names never share a file.
+        return self.folder / f"{kind} {name.replace('%', '%25').replace('/', '%2F')}.safetensors"
 
     def _write(self, path: Path, tensors: Mapping[str, Tensor], structure: Mapping[str, Any]) -> None:
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
@@ -160,7 +163,7 @@ def restored(content: bytes, keep: Mapping[str, Any], states: Iterable[PrivateSt
     for key, target in keep.items():
         target.load_state_dict(_unpack(structure["keep"][key], tensors))
     for state in states:
-        state._values.copy_(tensors[f"state {state.name}"])
+        state._restore(tensors[f"state {state.name}"], structure["records"][state.name])
     return int(structure["done"])
 
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from sfumato.privacy import PrivateState
-from sfumato.privacy.distributed import World
+from sfumato.privacy.distributed import ProcessesDiffer, RankLost, World
 from sfumato.privacy.interfaces import Checkpoint, Result, Started
 from sfumato.training.checkpoint import FolderCheckpoint, restored, stored_answer
 
 TIMEOUT = timedelta(minutes=30)
 """How long a process waits for one that is alive and silent. One that has ended is noticed at once."""
+
+MEETING = timedelta(minutes=5)
+"""How long a process waits until all of them have started."""
 
 
 @contextmanager
@@ -36,11 +41,69 @@ def process_group(device: str) -> Iterator[tuple[World, str]]:
         backend = "nccl" if torch.cuda.device_count() >= beside else "gloo"
         device = f"cuda:{local % torch.cuda.device_count()}"
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, timeout=TIMEOUT)
+    store, rank, size = _first_contact()
+    meet(store, rank, size, backend)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     try:
         yield World.current(), device
     finally:
         dist.destroy_process_group()
+
+
+class Store(Protocol):
+    """What is used of torch's stores, where the processes leave notes for each other."""
+
+    def set(self, key: str, value: str) -> None:
+        """Leave a note."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of these notes are there."""
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Read these notes."""
+
+
+def _first_contact() -> tuple[Any, int, int]:
+    """The store of all processes, this one's number, and how many there are."""
+    try:
+        store, rank, size = next(iter(rendezvous("env://", timeout=MEETING)))
+    except RuntimeError:
+        store = None
+    if store is None:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise RankLost(f"the first process of this run cannot be reached at {place}: it has ended or never started")
+    return store, rank, size
+
+
+def meet(store: Store, rank: int, size: int, backend: str, *, longest: timedelta = MEETING) -> None:
+    """Wait until all processes have started, and refuse those that would exchange sums in different ways.
+
+    A group of processes that is set up with one of them missing, or with nccl here and gloo there, waits for
+    ``TIMEOUT`` and then says nothing about the reason.
+    """
+    names = [f"backend of {number}" for number in range(size)]
+    end = time.monotonic() + longest.total_seconds()
+    missing, found = [], []
+    try:
+        store.set(names[rank], backend)
+        # Asked again and again, because a process that waits inside of the store cannot be interrupted.
+        while not store.check(names) and time.monotonic() < end:
+            time.sleep(0.05)
+        missing = [] if store.check(names) else [n for n, name in enumerate(names) if not store.check([name])]
+        found = [] if missing else [content.decode() for content in store.multi_get(names)]
+    except RuntimeError:
+        missing = []
+    if missing:
+        numbers = ", ".join(map(str, missing))
+        raise RankLost(f"processes {numbers} of 0 to {size - 1} have not started: see what their machines say")
+    if not found:
+        raise RankLost("another process of this run has ended before all of them had met; nothing was charged")
+    if len(set(found)) > 1:
+        without = ", ".join(str(number) for number, one in enumerate(found) if one == "gloo")
+        raise ProcessesDiffer(
+            f"every process has a GPU of its own but processes {without} of 0 to {size - 1}. Start at most as many "
+            "processes on a machine as it has GPUs, or give --device cpu"
+        )
 
 
 def for_all_processes(checkpoint: FolderCheckpoint | None) -> Checkpoint | None:

@@ -1,12 +1,13 @@
 """What a training costs in work, found by rehearsing it: a few steps of every part, on random pictures.
 
 Nothing private is needed: the method runs as it would, on noise of the right shape, and each part is cut short. Its
-work is counted, its time taken, and both are scaled up to the planned number of steps and records. Noise and the
-optimiser take their time however few records there are, so the time is taken twice, with few records and with more.
+work is counted, its time taken, and both are scaled up to the planned number of steps and records. Noise, optimiser and
+generator take as much however few records there are, so both are taken twice, with few records and with more.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -42,9 +44,22 @@ class _OperationCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         formula = flop_registry.get(func._overloadpacket)
-        if formula is not None:
+        if func._overloadpacket is torch.ops.aten.convolution_backward:
+            self.operations += _backward_operations(*args)
+        elif formula is not None:
             self.operations += formula(*args, **(kwargs or {}), out_val=result)
         return result
+
+
+def _backward_operations(gradient: Tensor, inputs: Tensor, weight: Tensor, *settings: Any) -> int:
+    """Operations of ``convolution_backward``: each gradient that is wanted takes as many as the convolution itself.
+
+    Torch counts the gradient of a grouped weight as if it had one group, and a batched convolution has a group for
+    every record.
+    """
+    transposed, wanted = settings[4], settings[7]
+    places = math.prod((inputs if transposed else gradient).shape[2:])
+    return 2 * len(inputs) * places * weight.numel() * sum(wanted[:2])
 
 
 class Trainable(Protocol):
@@ -102,7 +117,7 @@ class Work:
 def rehearse(method: Trainable, *, shape: Shape, classes: int, images: int, device: str | torch.device = "cpu") -> Work:
     """Some twenty records of each class go through a step; work and seconds are scaled to ``images``.
 
-    Small steps use a device badly, so the seconds are an upper estimate; the work is what it is.
+    Small steps use a device badly and have more padding, so both are upper estimates.
     """
     rates = [event.sampling_rate for event in method.queries() if event.sampling_rate < 1]
     # Every class should come up in the smaller one too: where each has a model, each that is there takes its time.
@@ -111,20 +126,23 @@ def rehearse(method: Trainable, *, shape: Shape, classes: int, images: int, devi
     fewer = max(classes, count // _FEWER)
     few, _ = _rehearsed(method, shape=shape, classes=classes, count=fewer, device=device)
     more, parameters = _rehearsed(method, shape=shape, classes=classes, count=count, device=device)
-    parts = []
-    for one, other in zip(few, more, strict=True):
-        if other.records:
-            further = (images - count) / count  # as many records again
-            each = (other.seconds - one.seconds) * count / max(1, count - fewer)
-            seconds = other.seconds + further * min(max(0.0, each), other.seconds)
-            other = replace(
-                other,
-                records=round(other.records * images / count),
-                # The smaller one's: in larger steps the engine may group a convolution, which torch counts as whole.
-                operations=one.operations * images / fewer,
-                seconds=seconds,
-            )
-        parts.append(other)
+    further = (images - count) / max(1, count - fewer)  # as many times the records by which the two differ
+
+    def scaled(smaller: float, larger: float) -> float:
+        """What does not depend on the number of records is not scaled up."""
+        return larger + further * min(max(0.0, larger - smaller), larger * (count - fewer) / count)
+
+    parts = [
+        replace(
+            other,
+            records=round(other.records * images / count),
+            operations=scaled(one.operations, other.operations),
+            seconds=scaled(one.seconds, other.seconds),
+        )
+        if other.records
+        else other
+        for one, other in zip(few, more, strict=True)
+    ]
     return Work(parameters, str(device), tuple(parts))
 
 
@@ -134,7 +152,10 @@ def _rehearsed(
     """The parts with ``count`` records as they are, and how many parameters are released."""
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (count, *shape), dtype=np.uint8)
-    records = PrivateRecords(pixels, np.arange(count) % classes, classes=tuple(map(str, range(classes))))
+    # Microbatches of the usual size would be mostly padding here. On a GPU they are that in a training too.
+    declared = count if torch.device(device).type == "cpu" else None
+    labels, names = np.arange(count) % classes, tuple(map(str, range(classes)))
+    records = PrivateRecords(pixels, labels, classes=names, declared_size=declared)
     parts: list[Part] = []
 
     class Rehearsal(type(method).curator_type):  # type: ignore[misc]

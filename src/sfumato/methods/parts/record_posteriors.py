@@ -74,26 +74,18 @@ def decoder_for(model: nn.Module, labels: Tensor) -> Decode:
     """The decoder as a function of codes; where each class has a decoder, all of them are evaluated side by side."""
     if not isinstance(model, PerClass):
         return lambda code: model(code, labels)
-    classes = len(model)
-    counts = torch.bincount(labels, minlength=classes)
-    rows = max(1, int(counts.max()))
-    order = torch.argsort(labels, stable=True)
-    starts = counts.cumsum(0) - counts
-    row = torch.empty_like(labels)
-    row[order] = torch.arange(len(labels), device=labels.device) - starts[labels[order]]
-    place = labels * rows + row
     weights, buffers = stack_module_state(list(model.models))
     weights = {name: value.detach() for name, value in weights.items()}
-    first = model[0]
+    first, rows = model[0], torch.arange(len(labels), device=labels.device)
 
-    def one(weights: dict[str, Tensor], code: Tensor) -> Tensor:
+    def one(weights: dict[str, Tensor], buffers: dict[str, Tensor], code: Tensor) -> Tensor:
         found: Tensor = functional_call(first, (weights, buffers), (code, None))
         return found
 
     def decode(code: Tensor) -> Tensor:
-        padded = code.new_zeros(classes * rows, code.shape[1]).index_copy(0, place, code)
-        images: Tensor = torch.vmap(one)(weights, padded.view(classes, rows, -1))
-        return images.flatten(0, 1)[place]
+        # Every decoder takes all codes: sorted by label, the shapes would follow from the labels of other records.
+        images: Tensor = torch.vmap(one, in_dims=(0, 0, None))(weights, buffers, code)
+        return images[labels, rows]
 
     return decode
 

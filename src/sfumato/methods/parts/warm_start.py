@@ -9,17 +9,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sfumato.data.procedural import procedural_images
 from sfumato.methods.base import Method
 from sfumato.methods.dp2_vae import DP2VAE
 from sfumato.methods.dp_lflow import DPLFlow
+from sfumato.methods.parts.label_filter import rejection_sample
 from sfumato.networks.edm import Denoiser
 from sfumato.networks.unet import use_channels_last
 from sfumato.privacy import Curator
 from sfumato.training.schedules import cosine_decay
 
+LATENT_METHODS = ("dp2-vae", "dp-lflow")
+Draw = Callable[[Tensor], Tensor]
+"""``draw(labels)``: one image in 0..1 for each label."""
 _DRAWN_AT_ONCE = 2000
 
 
@@ -30,17 +34,32 @@ def latent_method(name: str, *, sampling_rate: float, steps: int, width: int, pr
             return DP2VAE(sampling_rate=sampling_rate, steps=steps, width=width, prior_clip_norm=prior_clip)
         case "dp-lflow":
             return DPLFlow(sampling_rate=sampling_rate, steps=steps, filter_steps=0)
-    raise ValueError(f"latent must be dp2-vae or dp-lflow, not {name!r}")
+    raise ValueError(f"latent must be one of {', '.join(LATENT_METHODS)}, not {name!r}")
 
 
-def public_images(
-    curator: Curator, draw: Callable[[Tensor], Tensor], *, count: int, procedural_share: float
-) -> tuple[Tensor, Tensor]:
-    """``uint8 [count, *shape]`` and labels: samples with their labels, procedural images with random ones."""
+def filtered(draw: Draw, teacher: nn.Module | None, *, max_rejections: int) -> Draw:
+    """``draw`` with what the teacher assigns to another class drawn again; without a teacher as it is."""
+    if teacher is None:
+        return draw
+
+    def accepted(labels: Tensor) -> Tensor:
+        return rejection_sample(draw, teacher, labels, max_rejections=max_rejections)
+
+    return accepted
+
+
+def public_images(curator: Curator, draw: Draw | None, *, count: int, procedural_share: float) -> tuple[Tensor, Tensor]:
+    """``uint8 [count, *shape]`` and labels: samples with their labels, procedural images with random ones.
+
+    Without ``draw`` all images are procedural.
+    """
     classes, device = len(curator.classes), curator.device
-    made = round(procedural_share * count)
+    made = round(procedural_share * count) if draw is not None else count
     labels = torch.cat([torch.arange(count - made) % classes, torch.randint(classes, (made,))]).to(device)
-    parts = [draw(some) for some in labels[: count - made].split(_DRAWN_AT_ONCE)] if made < count else []
+    parts: list[Tensor] = []
+    if draw is not None and made < count:
+        with torch.no_grad():
+            parts += [draw(some) for some in labels[: count - made].split(_DRAWN_AT_ONCE)]
     parts.append(procedural_images(made, shape=curator.shape, device=device))
     return torch.cat([(part.clamp(0.0, 1.0) * 255.0).round().to(torch.uint8) for part in parts]), labels
 

@@ -76,3 +76,8 @@ class Batch:
         """One number per row."""
         arguments = (model, self.images, self.labels, self.random)
         return loss(*arguments) if self.state is None else loss(*arguments, self.state)
+
+    def results(self, function: Callable[..., Tensor]) -> Tensor:
+        """What ``function(images, labels, random[, state])`` gives for the rows."""
+        arguments = (self.images, self.labels, self.random)
+        return function(*arguments) if self.state is None else function(*arguments, self.state)

@@ -57,11 +57,12 @@ def _factors(micro: Microbatch, bundles: list[tuple[str, Bundle]], groups: Group
     factors = {}
     for group, values in measured.items():
         norms, spreads = torch.stack([n for n, _, _ in values]), torch.stack([s for _, s, _ in values])
-        relative = torch.tensor([r for _, _, r in values], dtype=torch.float64, device=norms.device)[:, None]
+        # Numbers of Python times tensors: a tensor of them would have to be copied to a GPU, which waits for it.
+        rounding = torch.stack([spread * relative for _, spread, relative in values])
         factors[group] = clip_factors(
             torch.linalg.vector_norm(norms, dim=0),
             torch.linalg.vector_norm(spreads, dim=0),
-            rounding=torch.linalg.vector_norm(relative * spreads, dim=0),
+            rounding=torch.linalg.vector_norm(rounding, dim=0),
             clip_norm=groups[group][0],
             absolute=math.sqrt(steps[group]),
         )

@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import is_fake
 from sfumato.privacy.gradients.fixed_point import EXACT_UNITS
 
 BLOCK = 1 << 18  # numbers worked on at a time: the buffers stay in a CPU's cache
-_LONG_ROW = 1 << 14  # numbers of one row from which rows are taken one by one
 
 
 class Contribution(ABC):
@@ -99,14 +98,12 @@ class PerExample(Contribution):
 
 def row_norms(rows: Tensor) -> Tensor:
     """The norm of each row of a matrix, float64."""
-    if not in_blocks(rows) or rows.numel() <= BLOCK:
+    if not in_blocks(rows):
         return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    if rows.shape[1] >= _LONG_ROW:
-        buffer = torch.empty(rows.shape[1], dtype=torch.float64)
-        return torch.stack([torch.linalg.vector_norm(buffer.copy_(row)) for row in rows])
-    # In blocks of columns, so that every row is added up in the same order.
-    blocks = [torch.linalg.vector_norm(block.double(), dim=1) for block in rows.split(-(-BLOCK // len(rows)), dim=1)]
-    return torch.linalg.vector_norm(torch.stack(blocks), dim=0)
+    # Converted first, a few rows at a time: a norm that converts while it adds is not vectorised. Pieces of equal
+    # size, because a reduction of another shape may be rounded otherwise.
+    size = largest_divisor(len(rows), max(1, BLOCK // max(1, rows.shape[1])))
+    return torch.cat([torch.linalg.vector_norm(few.double(), dim=1) for few in rows.split(size)])
 
 
 def in_blocks(tensor: Tensor) -> bool:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -44,7 +43,7 @@ from sfumato.privacy.gradients.performance import Performance
 from sfumato.privacy.gradients.rounding import arithmetic
 from sfumato.privacy.gradients.row_order import RowOrder, public_copy
 from sfumato.privacy.gradients.sparsify import Compressed
-from sfumato.privacy.gradients.task import trainable_parameters
+from sfumato.privacy.gradients.task import code_of, trainable_parameters
 from sfumato.privacy.gradients.traced import TracedPass
 from sfumato.privacy.gradients.vmap import VmapGradients
 
@@ -132,12 +131,16 @@ class GradientSum:
         """Decide on random images how batches of their shapes are run, so that what is warned of shows no record."""
         stacked = self._stacks(batch)
         known = self._knowledge(batch, stacked)
-        if known.untraced is None:
-            with deterministic(batch.images.device, self.performance), suppress(NothingToCompare):
-                try:
+        with deterministic(batch.images.device, self.performance):
+            try:
+                if known.untraced is None:
                     next(self._planned(batch, known, stacked=stacked), None)
-                except UntracedUse as reason:
-                    known.untraced = str(reason)
+            except NothingToCompare:
+                pass
+            except UntracedUse as reason:
+                known.untraced = str(reason)
+            if known.untraced is not None:
+                next(self._planned_vmap(batch, known), None)
 
     def add(self, batch: Batch) -> None:
         """Add the clipped gradients of these units."""
@@ -148,13 +151,13 @@ class GradientSum:
         with deterministic(batch.images.device, self.performance):
             if known.untraced is None:
                 try:
-                    self._total.merge(self._traced(batch, known, stacked=stacked))
+                    self._total.merge(self._sum(self._planned(batch, known, stacked=stacked)))
                     return
                 except NothingToCompare:
                     pass
                 except UntracedUse as reason:
                     known.untraced = str(reason)
-            self._total.merge(self._by_vmap(batch, known))
+            self._total.merge(self._sum(self._planned_vmap(batch, known)))
 
     def limbs(self) -> Tensor:
         """The total in whole numbers, to be added up with those of other processes (``FixedPointSum.limbs``)."""
@@ -177,12 +180,10 @@ class GradientSum:
         return stacked and isinstance(self.model, PerClass) and len(self.model) > 1 and self.model.stackable()
 
     def _knowledge(self, batch: Batch, stacked: bool) -> Known:
-        function = getattr(self.loss, "__func__", self.loss)
-        code = getattr(function, "__code__", None) or type(function)
         shape = (tuple(batch.images.shape[1:]), batch.images.dtype, batch.rows_per_unit, batch.images.device)
         used = arithmetic((p.dtype for p in trainable_parameters(self.model).values()), batch.images.device)
         form = (self.performance.dtype, self.performance.channels_last, used.name)
-        key = (code, *shape, stacked, *form, self._compression is not None)
+        key = (code_of(self.loss), *shape, stacked, *form, self._compression is not None)
         known = _known.setdefault(self.model, {}).setdefault(key, Known())
         if self._compression is not None:
             known.untraced = "only a whole gradient can be compressed"
@@ -201,9 +202,9 @@ class GradientSum:
         size = microbatch_size(expected / models, most=most, multiple=units_multiple(device, batch.rows_per_unit))
         return FEW + 1 if size == FEW else size
 
-    def _traced(self, batch: Batch, known: Known, *, stacked: bool) -> FixedPointSum:
+    def _sum(self, planned: Iterator[tuple[Microbatch, Run]]) -> FixedPointSum:
         total = self._empty()
-        for micro, run in self._planned(batch, known, stacked=stacked):
+        for micro, run in planned:
             total.add(run(micro), micro.units)
         return total
 
@@ -256,18 +257,22 @@ class GradientSum:
             if agree:
                 known.signatures.add(traced.signature)
 
-    def _by_vmap(self, batch: Batch, known: Known) -> FixedPointSum:
+    def _planned_vmap(self, batch: Batch, known: Known) -> Iterator[tuple[Microbatch, Run]]:
+        """The same by ``torch.func``, in microbatches for which every unit's gradient fits into memory."""
         numel = sum(p.numel() for p in trainable_parameters(self.model).values())
         fits = int(self.performance.bytes(batch.images.device) / (16 * numel))
         size = max(1, min(MOST_VMAP_UNITS, fits, self._size or MOST_VMAP_UNITS))
-        total = self._empty()
+        size = size - size % units_multiple(batch.images.device, batch.rows_per_unit) or size
+        run: Run = functools.partial(self._vmap_sums, known=known)
         for micro in microbatches(self.model, batch, size, stacked=False):
             if not known.vmap_agrees:
                 few = public_copy(Microbatch((few_units(micro.parts[0], FEW),), micro.shared))
                 known.vmap_agrees = self._check_vmap(few.parts[0], known)
-            found = [self._vmap(part, known, self._compression) for part in micro.parts]
-            total.add(clip_and_sum(micro, found, self.groups), micro.units)
-        return total
+            kind = "shared by torch.func" if micro.shared else "torch.func"
+            yield micro, known.row_order.choose(run, micro, kind=kind, eager=run)
+
+    def _vmap_sums(self, micro: Microbatch, known: Known) -> dict[str, Tensor]:
+        return clip_and_sum(micro, [self._vmap(p, known, self._compression) for p in micro.parts], self.groups)
 
     def _check_vmap(self, few: Part, known: Known) -> bool:
         if gradients_agree(self._vmap(few, known, None), PerExampleLoop(few, self.loss).contributions, few) is False:

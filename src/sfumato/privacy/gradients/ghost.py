@@ -18,7 +18,15 @@ import math
 import torch
 from torch import Tensor
 
-from sfumato.privacy.gradients.contribution import BLOCK, Contribution, add, in_blocks, largest_divisor, working
+from sfumato.privacy.gradients.contribution import (
+    BLOCK,
+    Contribution,
+    add,
+    in_blocks,
+    largest_divisor,
+    row_norms,
+    working,
+)
 from sfumato.privacy.gradients.fixed_point import EXACT_UNITS, FRACTION_BITS, MOST_SPREAD
 
 _SCALE = 2.0 ** (FRACTION_BITS // 2)
@@ -105,4 +113,5 @@ def outer_products(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _lengths(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64)
+    """The length of every position's vector, ``[units, positions]``."""
+    return row_norms(rows.flatten(0, 1)).view(rows.shape[:2])

@@ -22,7 +22,7 @@ from sfumato.privacy.gradients.ghost import GhostClipping, outer_products
 _MEMORY_COST = 48.0
 """Multiplications that take as long as writing, measuring and adding one number of a gradient on a CPU."""
 
-_MOST_ROUNDING = 1e-5
+_MOST_ROUNDING = 1e-4
 """The share of a clip norm that ghost clipping may leave free for rounding."""
 
 

@@ -79,15 +79,15 @@ def check_rows(function: Callable[..., Tensor], batch: Batch) -> tuple[int, ...]
 
     Returns the shape of one row's result, which is public: it was computed from random images.
     """
-    shape = tuple(_call(function, batch).shape[1:])
+    shape = tuple(batch.results(function).shape[1:])
 
     def values(part: Batch) -> Tensor:
-        found = _call(function, part)
+        found = part.results(function)
         if found.shape[:1] != part.labels.shape or tuple(found.shape[1:]) != shape:
             raise UnsupportedModel("the function must give one vector of a fixed shape for each of the rows it gets")
         return found.detach().double().reshape(part.units, -1)
 
-    _guard(function, batch, lambda guard, wrapped, part: _discard(_call(wrapped, part)))
+    _guard(function, batch, lambda guard, wrapped, part: _discard(part.results(wrapped)))
     _check_rows(values, None, batch, torch.finfo(batch.images.dtype).eps / 2, ("record", "contribution"))
     return shape
 
@@ -151,11 +151,6 @@ def _differentiate(guard: Guard, model: nn.Module, loss: Loss, batch: Batch) -> 
         if total.requires_grad and parameters:
             with guard.backward():
                 torch.autograd.grad(total, parameters, allow_unused=True)
-
-
-def _call(function: Callable[..., Tensor], batch: Batch) -> Tensor:
-    arguments = (batch.images, batch.labels, batch.random)
-    return function(*arguments) if batch.state is None else function(*arguments, batch.state)
 
 
 def _check_rows(

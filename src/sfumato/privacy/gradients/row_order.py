@@ -11,6 +11,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from sfumato.privacy.gradients.agreement import Run, few_units
 from sfumato.privacy.gradients.batch import Batch
 from sfumato.privacy.gradients.microbatches import Microbatch
 from sfumato.privacy.gradients.per_class import Part
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 _SHOWN = 3  # parameters that a warning names
 
@@ -159,12 +163,12 @@ def public_copy(micro: Microbatch) -> Microbatch:
     return _changed(micro, copy)
 
 
-def on_one_thread(run: Run, micro: Microbatch) -> dict[str, Tensor]:
+def on_one_thread(run: Callable[[Argument], Result], argument: Argument) -> Result:
     """Run with a single CPU thread, so that no row is at the border between two of them."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return run(micro)
+        return run(argument)
     finally:
         torch.set_num_threads(threads)
 

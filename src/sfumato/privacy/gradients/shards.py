@@ -1,4 +1,4 @@
-"""Functions of shards. To the engine a shard is a unit with many rows."""
+"""Functions of rows and of shards. To the engine a shard is a unit with many rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from torch import Tensor
 
 from sfumato.privacy.gradients.batch import Batch
 from sfumato.privacy.gradients.errors import UnsupportedModel
+
+
+def on_rows(function: Callable[..., Tensor], batch: Batch) -> Tensor:
+    """What the function gives for the rows."""
+    return batch.results(function)
 
 
 def on_shards(function: Callable[..., Tensor], batch: Batch) -> Tensor:

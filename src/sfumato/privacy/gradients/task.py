@@ -32,6 +32,12 @@ def weighted_loss(rows: Tensor, batch: Batch) -> Tensor:
     return torch.where(weights > 0, rows * weights.to(rows.dtype), 0.0).sum()
 
 
+def code_of(function: object) -> object:
+    """What tells functions apart that are made anew at every step: their code, or the class of a callable object."""
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", None) or type(function)
+
+
 def trainable_parameters(model: nn.Module) -> dict[str, Tensor]:
     """Parameter name → parameter, of those that are trained."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
