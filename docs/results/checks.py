@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+STEPS = ("engine-cpu", "engine-cpu-sizes", "engine-cpu-2048")
+"""Measurements of private steps; the first has the peers that take too much memory or time for large batches."""
 PAGES = (HERE / "checks.md", HERE / "engine.md", HERE / "audits.md")
 REGION = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 SHOWN = 8
@@ -34,7 +37,7 @@ def lines(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 def exactness() -> str:
     """The largest movement of a sum over identical, opposite and random records and all batch sizes."""
     rows = []
-    for name in ("engine-exactness-cpu", "engine-exactness-h200"):
+    for name in ("engine-exactness-cpu", "engine-exactness-cpu-wide", "engine-exactness-h200"):
         found = load(name)
         for row in found["rows"]:
             kinds = [row[kind] for kind in ("identical", "opposite", "random")]
@@ -43,7 +46,7 @@ def exactness() -> str:
                 (
                     row["case"] + (", narrow" if row.get("small") else ""),
                     found["device"],
-                    row["arithmetic"] + (", compiled" if row["compiled"] else ""),
+                    row["arithmetic"] + _compiled(row),
                     f"{len(sizes)} from {min(sizes)} to {max(sizes):,}",
                     f"{max(kind['largest'] for kind in kinds):.6f}",
                     {True: "yes", False: "no", None: "not measured"}[row.get("same bits in every order")],
@@ -58,6 +61,13 @@ def exactness() -> str:
         "same bits in every order",
     )
     return lines(head, rows)
+
+
+def _compiled(row: dict[str, Any]) -> str:
+    """Compiled sums that differ from the eager ones on random images are not used."""
+    if not row["compiled"]:
+        return ""
+    return ", compiled" if row.get("is compiled", True) else ", compiled code refused"
 
 
 def kills() -> str:
@@ -87,7 +97,36 @@ def replay() -> str:
         if row.get("vacuous"):
             found += f"; vacuous for {', '.join(row['vacuous'])}"
         rows.append((row["method"], row["variant"], row.get("pairs", 0), found, "; ".join(moved)))
-    return lines(("method", "variant", "pairs", "flagged", "largest movement ÷ paid for"), rows)
+    return lines(("method", "variant", "pairs", "flagged", "largest movement ÷ accounted sensitivity"), rows)
+
+
+def chosen_defects() -> str:
+    """How many of the defects that were chosen by hand are caught by the test that the list names, by package."""
+    found = load("mutants-chosen")
+    chosen = Counter(one["file"].split("/")[0] for one in found["mutants"])
+    missed = [one for one in found["mutants"] if one["result"] != "caught"]
+    left = Counter(one["file"].split("/")[0] for one in missed)
+    rows = [(name, count, count - left[name]) for name, count in sorted(chosen.items())]
+    counts = f"{found['caught']} of {found['chosen']} defects are caught by the named test (commit `{found['commit']}`)."
+    others = "".join(f"\n\nNot caught: `{one['file']}`: {one['defect']}: {one['result']}." for one in missed)
+    return f"{counts}{others}\n\n{lines(('package', 'defects', 'caught'), rows)}"
+
+
+def random_defects() -> str:
+    """How many of the drawn defects are caught, and the others by the reason why no test sees them."""
+    found = load("mutants-random")
+    survivors: dict[str, list[str]] = {}
+    for one in found["mutants"]:
+        if not one["caught"]:
+            new = one["new"].replace("|", "\\|")
+            survivors.setdefault(one["why"], []).append(f"`{one['file']}` {one['line']}: `{new}`")
+    counts = f"{found['caught']} of {found['run']} defects are caught"
+    ways = Counter(one["how"] for one in found["mutants"] if one["caught"])
+    detail = ", ".join(f"{way}: {count}" for way, count in ways.most_common())
+    added = sum("test" in one for one in found["mutants"])
+    rows = [(reason, len(defects), "<br>".join(defects)) for reason, defects in sorted(survivors.items())]
+    table = lines(("why no test sees it", "defects", "line with the defect"), rows)
+    return f"{counts}, {added} of them by a test that was added for them.\n\nHow they were caught: {detail}.\n\n{table}"
 
 
 def filter_cost() -> str:
@@ -104,19 +143,30 @@ def filter_cost() -> str:
 
 def gradients() -> str:
     """Every contender of a benchmark."""
+    measured = [row for name in STEPS for row in load(name)["rows"]]
     rows = [
         (
             row["case"],
             row["units"],
-            row.get("draws", 1),
+            row["draws"],
             row["contender"],
-            f"{row['milliseconds']:.0f}" if "milliseconds" in row else row.get("failed", ""),
-            f"{row['ratio']:.2f}" if "ratio" in row else "",
+            f"{row['milliseconds']:.0f}" if "milliseconds" in row else _not_measured(row),
+            f"{row['ratio']:.2f}" + _in_jax(row) if "ratio" in row else "",
             f"{row['peak_ratio']:.2f}" if "peak_ratio" in row else "",
         )
-        for row in load("engine-cpu")["rows"]
+        for row in sorted(measured, key=lambda row: (row["case"], row["draws"], row["units"]))
     ]
     return lines(("network", "batch", "draws", "engine", "ms", "time ÷ plain", "memory ÷ plain"), rows)
+
+
+def _not_measured(row: dict[str, Any]) -> str:
+    """The benchmark itself leaves ghost clipping of averaged draws out; other failures are those of the engine."""
+    return "not applicable" if row["contender"] == "opacus ghost" and row["draws"] > 1 else str(row.get("failed", ""))
+
+
+def _in_jax(row: dict[str, Any]) -> str:
+    """A private step in JAX is also compared with the plain step in JAX."""
+    return f" ({row['jax_ratio']:.2f} × jax plain)" if row.get("jax_ratio", 1.0) != 1.0 else ""
 
 
 def profiles() -> str:
@@ -131,13 +181,35 @@ def profiles() -> str:
     return lines(("step", "operation", "plain, ms", "private, ms"), rows)
 
 
+def reruns() -> str:
+    """How many values of each file that was run again lie outside of the spread of the trainings."""
+    found = load("reruns")
+    rows = [
+        (
+            f"`{one['result']}`",
+            one["runs"],
+            one["values"],
+            len(one["outside"]),
+            one["allowed_outside"],
+            "yes" if one["agrees"] else "no",
+        )
+        for one in found["drawn"]
+    ]
+    head = ("result file", "runs", "values", "outside of the spread", "allowed outside", "agrees")
+    drawn = f"Drawn at commit `{found['commit']}`; the same seed draws others from other files.\n\n"
+    return drawn + lines(head, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "exactness": exactness,
     "kills": kills,
     "replay": replay,
+    "chosen-defects": chosen_defects,
+    "random-defects": random_defects,
     "filter": filter_cost,
     "gradients": gradients,
     "profiles": profiles,
+    "reruns": reruns,
 }
 
 

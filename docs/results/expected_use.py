@@ -20,7 +20,7 @@ from sfumato.experiments.expected_use import (
     table_facts,
     table_rows,
 )
-from sfumato.experiments.results import ResultRow, ResultSet
+from sfumato.experiments.results import ResultRow, ResultSet, current_commit
 from sfumato.files import json_text
 
 HERE = Path(__file__).parent
@@ -92,7 +92,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Write the result file and the table."""
     rows = measured()
-    result = {"command": "python docs/results/expected_use.py", "rows": rows}
+    result = {"command": "python docs/results/expected_use.py", "commit": current_commit(), "rows": rows}
     (HERE / "expected-use.json").write_text(json_text(result), encoding="utf-8")
     page = HERE / "expected-use.md"
     text = page.read_text(encoding="utf-8")
