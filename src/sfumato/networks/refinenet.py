@@ -1,6 +1,6 @@
 """A RefineNet score network (figure 4 of DPPM): dilated residual blocks, then refinement from coarse to fine.
 
-The label is an input: a fixed embedding of it is one more column of pixels, and every conditional normalisation sees it.
+The label is an input: a fixed embedding of it is one more column of pixels, and every normalisation sees it.
 """
 
 from __future__ import annotations
