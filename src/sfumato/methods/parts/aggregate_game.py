@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from sfumato.methods.parts.feature_aggregate import FeatureAggregate, mean_distance
 from sfumato.networks.dcgan import Back, Front, Generator
+from sfumato.networks.pixels import one_hot
 from sfumato.privacy import Draws, NoisyGradient, Step
 from sfumato.privacy.gradients import Batch, clipped_sum
 from sfumato.training.divergence_guard import DivergenceGuard
@@ -85,7 +86,7 @@ class AggregateGame:
     def _train_back(self, real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:
         """One step of ``back``; the gradients of its loss with respect to the two aggregates."""
         real, fake = real.requires_grad_(True), fake.requires_grad_(True)
-        each = self.labels.view(self.classes, -1)[:, 0]
+        each = torch.eye(self.classes, device=real.device)
         real_logits = self.back(self.front.last_maps(real), each)
         fake_logits = self.back(self.front.last_maps(fake), each)
         loss = F.softplus(-real_logits).mean() + F.softplus(fake_logits).mean()
@@ -128,7 +129,7 @@ class AggregateGame:
             grouped = vectors.view(self.classes, -1, self.front.length)
             loss = method.matching_weight * mean_distance(grouped, self.target)
         if method.adversarial_weight:
-            logits = self.back(self.front.last_maps(vectors), self.labels)
+            logits = self.back(self.front.last_maps(vectors), one_hot(self.labels, self.classes, vectors))
             loss = loss + method.adversarial_weight * F.softplus(-logits).mean()
         if guard is not None and guard.rolled_back(loss):
             return
