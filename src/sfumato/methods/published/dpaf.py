@@ -276,9 +276,8 @@ class _Training:
             with torch.no_grad():
                 fakes = self.generator(labels)
                 real, fake = (self.front(shown, labels).mean(0) for shown in (images, fakes))
-            ends = [real.requires_grad_(True), fake.requires_grad_(True)]
-            loss = self._discriminator_loss(*ends, self._shares(labels))
-            directions = torch.autograd.grad(loss, ends)
+            loss = self._discriminator_loss(real.requires_grad_(True), fake.requires_grad_(True), self._shares(labels))
+            directions = torch.autograd.grad(loss, [real, fake])
             # Of length one: what a record contributes does not depend on how sure the discriminator is.
             length = torch.cat(directions).norm().clamp(min=1e-30)
             found = self._sums(self.front, images, labels, directions[0] / length)
