@@ -9,6 +9,7 @@ _CHOSEN_ON: Mapping[str, str] = {
     "dp-diffusion": "drawn digits",
     "dp-lflow": "MNIST and Fashion-MNIST",
     "dp-merf": "MNIST and Fashion-MNIST",
+    "dp-mixture": "a part of the training images of MNIST and Fashion-MNIST",
     "dp2-vae": "MNIST",
     "dppm": "MNIST and Fashion-MNIST",
     "gs-wgan": "MNIST",
