@@ -79,7 +79,7 @@ def test_a_pose_is_measured_taken_out_and_restored(background: float) -> None:
         mass = torch.exp(-(across / width).square() / 2 - (along / height).square() / 2)
         return (1 - mass if background else mass)[None, None]
 
-    images = torch.cat([blob(0.1, -0.1, 0.2, 0.25, 0.3), blob(-0.15, 0.05, 0.3, 0.2, -0.2)])
+    images = torch.cat([blob(0.1, -0.1, 0.26, 0.3, 0.2), blob(-0.1, 0.05, 0.3, 0.24, -0.2)])
     found = pose.measure(images)
     aligned = pose.align(images, found)
     torch.testing.assert_close(pose.measure(aligned), torch.zeros_like(found), atol=0.05, rtol=0)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from sfumato.networks.gaussians import dct_basis
 from sfumato.networks.pixels import Shape, valid_pixels
 
+_FAINT = 0.125  # a difference from the background that is not counted to an object
 _USUAL_SIZE = 0.35  # the root mean square extent of an aligned object, in half widths
 _SHIFT, _SHEAR, _LOG_SIZE = 0.3, 0.8, 0.7
 _POSE_WEIGHT = 6.0  # of a pose's numbers beside DCT coefficients
@@ -88,7 +89,7 @@ class Pose(nn.Module):
         """``[B, 5]``: centre, horizontal shear and the logarithms of width and height, in half widths."""
         if not self.present:
             return images.new_zeros(len(images), self.numbers)
-        mass = (images.mean(1) - self.background.to(images)).abs()
+        mass = ((images.mean(1) - self.background.to(images)).abs() - _FAINT).clamp(min=0.0)
         down, right = _axes(images)
         whole = mass.sum((1, 2)).clamp(min=1e-3)
         x, y = (mass * right).sum((1, 2)) / whole, (mass * down).sum((1, 2)) / whole

@@ -17,7 +17,8 @@ _EVENT = "tone"
 _BINS = 32
 _KNOTS = 512
 _FLAT = 0.3  # a share of the darkest or the lightest bin above which its pixels are drawn quite dark, or quite light
-_BACKGROUND = 2.0 / 3.0  # a share above which it is the background of strokes
+_BACKGROUND = 2.0 / 3.0  # a share of the lowest or the highest levels above which they are the background of strokes
+_BACKGROUND_BINS = 4
 
 
 def tone_query(noise_multiplier: float = 1.0) -> SubsampledGaussian:
@@ -66,8 +67,8 @@ def ask_tone(curator: Curator) -> Tensor:
 def background_of(histogram: Tensor) -> float:
     """0 or 1 where strokes lie on a background that is so dark or so light in all channels, and else NaN."""
     shares = histogram / histogram.sum(1, keepdim=True).clamp(min=1e-12)
-    for level, share in ((0.0, shares[:, 0]), (1.0, shares[:, -1])):
-        if bool((share > _BACKGROUND).all()):
+    for level, share in ((0.0, shares[:, :_BACKGROUND_BINS]), (1.0, shares[:, -_BACKGROUND_BINS:])):
+        if bool((share.sum(1) > _BACKGROUND).all()):
             return level
     return math.nan
 
