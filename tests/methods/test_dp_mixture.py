@@ -83,7 +83,9 @@ def test_a_pose_is_measured_taken_out_and_restored(background: float) -> None:
     found = pose.measure(images)
     aligned = pose.align(images, found)
     torch.testing.assert_close(pose.measure(aligned), torch.zeros_like(found), atol=0.05, rtol=0)
-    torch.testing.assert_close(pose.restore(aligned, found), images, atol=0.05, rtol=0)
+    restored = pose.restore(aligned, found)
+    inner = (..., slice(8, -8), slice(8, -8))  # an enlarged object may leave the frame
+    torch.testing.assert_close(restored[inner], images[inner], atol=0.05, rtol=0)
     assert float((aligned[0] - aligned[1]).abs().max()) < 0.1 < float((images[0] - images[1]).abs().max())
 
 
