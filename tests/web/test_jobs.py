@@ -15,8 +15,7 @@ import pytest
 from sfumato.cli.console import ProgressFile
 from sfumato.web.choices import Choices, method_options, run_name, suggested
 from sfumato.web.commands import resumed, train
-from sfumato.web.jobs import Jobs
-from sfumato.web.processes import Process
+from sfumato.web.jobs import Jobs, Process
 from sfumato.web.workspace import Refused, Workspace
 
 QUICK = ("methods", "--help")

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from sfumato.files import private_folder, write_json
-from sfumato.web.upload import MEBIBYTE, Limits
+from sfumato.web.transfers import MEBIBYTE, Limits
 from sfumato.web.workspace import Workspace
 from web.live import Live, live
 

@@ -17,14 +17,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from sfumato.web import commands, contents
-from sfumato.web.budgets import check_choices, check_training, new_limit
 from sfumato.web.choices import Choices, Form, column_options, export_options, run_name
-from sfumato.web.forms import Forms
+from sfumato.web.contents import review_commands
 from sfumato.web.jobs import ACTIVE, FINAL, Job, Jobs
-from sfumato.web.plans import plan_facts, plans
-from sfumato.web.reviews import review_commands
+from sfumato.web.pages import Forms
+from sfumato.web.plans import check_choices, check_training, new_limit, plan_facts, plans
 from sfumato.web.security import UPLOAD
-from sfumato.web.upload import Limits, collection_in, receive, unpack
+from sfumato.web.transfers import Limits, collection_in, receive, unpack
 from sfumato.web.workspace import NotThere, Refused, Workspace
 
 DEVICE = "device"

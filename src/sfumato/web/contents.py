@@ -12,7 +12,7 @@ from typing import Any
 from sfumato.privacy import Budget, Ledger, LedgerDamaged
 from sfumato.release.card import Card, rounded_up
 from sfumato.report.folder import RunFolder
-from sfumato.web import previews
+from sfumato.web import commands, worker
 from sfumato.web.choices import PERSON_OPTIONS
 from sfumato.web.jobs import ACTIVE, Job, Jobs
 from sfumato.web.workspace import NotThere, Refused, Workspace, is_name, read_json
@@ -241,6 +241,36 @@ def job_view(jobs: Jobs, job: Job) -> dict[str, Any]:
         "of": len(job.commands),
         "parts": progress["parts"],
         "epsilon": progress["epsilon"],
-        "preview": previews.shown(folder) if job.kind == "train" else None,
+        "preview": worker.shown(folder) if job.kind == "train" else None,
         "log": jobs.log(job.id),
     }
+
+
+_USUAL = {"missing_labels": "refuse", "split": "train"}
+
+
+def review_commands(workspace: Workspace, run: RunSummary) -> list[list[str]] | None:
+    """Samples, evaluation and pages; ``None`` where the run's collection is not below the roots, or not any more."""
+    reading = dict(run.facts.get("reading", {}))
+    try:
+        path = workspace.inside(run.facts["data"])
+        if reading.get("persons") is not None:
+            workspace.inside(reading["persons"])
+    except (KeyError, NotThere, Refused):
+        return None
+    return commands.review(path, run.path, run.path / "internal" / "samples", reading_options(reading))
+
+
+def reading_options(reading: Mapping[str, Any]) -> list[str]:
+    """The options with which a run has read its collection, from what it wrote down.
+
+    >>> reading_options({"size": 28, "no_labels": True, "split": "train", "classes": None})
+    ['--size=28', '--no-labels']
+    """
+    words = []
+    for key, value in reading.items():
+        if value is True:
+            words.append(f"--{key.replace('_', '-')}")
+        elif value not in (None, False, _USUAL.get(key)):
+            words.append(f"--{key.replace('_', '-')}={value}")
+    return words
