@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sfumato.methods.registry import load
     from sfumato.privacy import Budget, Ledger, NoGuarantee
     from sfumato.release import Card, Release, SyntheticImages
-    from sfumato.report.compare import compare
+    from sfumato.report.comparison import compare
 
     __version__: str
 
@@ -72,7 +72,7 @@ _MODULES = {
     "plan_all": "experiments.planning",
     "choose_method": "experiments.planning",
     "evaluate": "evaluation.evaluate",
-    "compare": "report.compare",
+    "compare": "report.comparison",
     "replay": "audit.replay",
 }
 

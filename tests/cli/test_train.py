@@ -20,8 +20,8 @@ import typer
 from torch import nn
 
 from sfumato.audit.broken_methods import ControlMethod
-from sfumato.cli.choice import choose
 from sfumato.cli.main import app, main
+from sfumato.cli.train import choose
 from sfumato.experiments.expected_use import PublicFacts
 from sfumato.methods import METHODS
 from sfumato.privacy import Budget, Curator, Ledger, PrivateRecords, Randomness

@@ -26,7 +26,7 @@ from sfumato.experiments.papers.result import compared
 from sfumato.experiments.planning import choose_method
 from sfumato.experiments.results import ResultRow, load_results
 from sfumato.methods import find
-from sfumato.networks.critic import Critic
+from sfumato.networks.generators import Critic
 from sfumato.networks.samplers import hamiltonian, heun
 from sfumato.privacy import Block, Budget, SubsampledGaussian
 from sfumato.privacy.accounting import calibrate, epsilon

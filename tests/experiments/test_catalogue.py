@@ -21,9 +21,8 @@ from sfumato.experiments.papers.entries import Case, Entry, Figure, Setting, Val
 from sfumato.experiments.papers.result import Compared
 from sfumato.experiments.results import DataUsed, Measured, Provenance, ResultRow, ResultSet, load_results
 from sfumato.methods import METHODS
-from sfumato.report.paper_figure import draw, standalone
 from sfumato.report.paper_page import by_entry, page
-from sfumato.report.papers import lines
+from sfumato.report.papers import draw, lines, standalone
 
 DOCS = Path(__file__).parents[2] / "docs"
 

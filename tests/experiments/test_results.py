@@ -293,7 +293,7 @@ def test_results_without_a_commit_are_listed_as_old() -> None:
 def test_a_result_depends_on_the_code_behind_its_numbers_alone() -> None:
     merf, faces = (dependencies(RESULTS[name]) for name in ("predicted-dp-merf-3000", "dpaf-table-2-full"))
     assert {"methods/dp_merf.py", "networks/generators.py", "privacy/step.py", "evaluation/classifiers.py"} <= {*merf}
-    assert {"data/reader.py", "data/formats/idx.py"} <= {*merf} and "data/formats/parquet.py" in faces
+    assert {"data/reader.py", "data/formats/arrays.py"} <= {*merf} and "data/formats/tables.py" in faces
     absent = {"methods/dpaf.py", "networks/flows.py", "training/profiling.py", "privacy/ledger.py", "cli/main.py"}
     assert not absent & {*merf} and "methods/dpaf.py" in faces
     assert not any("evaluation" in name for name in dependencies(RESULTS["privae-table-1-full"])), "it is computed"

@@ -12,8 +12,8 @@ from report.finished import write_npz
 from sfumato.audit.replay import replay
 from sfumato.data.digits import draw_digits
 from sfumato.methods.dp_merf import DPMERF
-from sfumato.methods.measured import MeasuredMethod, accuracy_remark
 from sfumato.methods.registry import load
+from sfumato.methods.scored import MeasuredMethod, accuracy_remark
 from sfumato.privacy import Budget
 from sfumato.report.scan import scan
 

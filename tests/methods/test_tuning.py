@@ -17,7 +17,7 @@ from sfumato.methods.dp_merf import DPMERF
 from sfumato.methods.dpaf import DPAF
 from sfumato.methods.gs_wgan import GSWGAN
 from sfumato.methods.registry import load
-from sfumato.methods.tuning import ScoredMethod, Tuning
+from sfumato.methods.scored import ScoredMethod, Tuning
 from sfumato.privacy import Budget, BudgetExceeded, Curator, Ledger, PrivateRecords
 from sfumato.privacy.events import PrivateSelection
 from sfumato.privacy.interfaces import PublicInput
@@ -69,7 +69,7 @@ def test_the_number_of_trials_is_not_told_by_what_they_warn_of(
     tuning = Tuning.planned(CANDIDATES, budget, expected_trials=2)
     told = []
     for trials in (1, 3):
-        monkeypatch.setattr("sfumato.methods.tuning.draw_trials", lambda *_, trials=trials: trials)
+        monkeypatch.setattr("sfumato.methods.scored.draw_trials", lambda *_, trials=trials: trials)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             tuning.fit(private, device="cpu")
@@ -81,7 +81,7 @@ def test_the_number_of_trials_is_not_told_by_what_they_warn_of(
 
 def test_trials_that_treat_different_collections_as_public_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The card names the collections of the best trial, and which trial is the best depends on all of them."""
-    monkeypatch.setattr("sfumato.methods.tuning.draw_trials", lambda *_: 2)
+    monkeypatch.setattr("sfumato.methods.scored.draw_trials", lambda *_: 2)
     train, number = DPMERF.fit_networks, iter("ab")
 
     def with_public(method: DPMERF, curator: Curator) -> Any:

@@ -12,12 +12,12 @@ from torch import nn
 
 from sfumato.methods.dp_merf import DPMERF
 from sfumato.methods.dp_realnvp import DPRealNVP
-from sfumato.methods.measured import MeasuredMethod, measured_release
+from sfumato.methods.scored import MeasuredMethod, measured_release
 from sfumato.privacy import Budget, Counts, Curator, Ledger
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.events import RawAccess
-from sfumato.release.attack_bounds import best_guess
 from sfumato.release.card import Card, LedgerHead
+from sfumato.release.plain_numbers import best_guess
 from sfumato.release.verification import disagreements
 from worst_case import worst_case_images
 

@@ -27,7 +27,7 @@ from sfumato.privacy import Block, Budget, Ledger, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.interfaces import Started
 from sfumato.report.scan import scan
-from sfumato.training.run_folder import Run
+from sfumato.training.run import Run
 
 SMALL = ["features=64", "width=2", "iterations=60", "batch_size=20", "count_noise=5"]
 

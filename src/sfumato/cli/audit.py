@@ -54,8 +54,8 @@ def replay_command(
     as_json: Json = False,
 ) -> None:
     """Run a method on D and on D without one unit, for every kind of worst-case unit, and compare."""
-    from sfumato.audit.adversarial_search import Sweep, sweep
     from sfumato.audit.replay import replay
+    from sfumato.audit.worst_case import Sweep, sweep
 
     chosen = find_method(method, variant, settings, real_schedule=full > 0)
     budget = budget_for(chosen, epsilon, delta, unit)
@@ -230,7 +230,7 @@ def membership_command(
     from sfumato.audit.membership import NOTICE, Membership, distance, draw_curves, gan_leaks, likelihood, lira
     from sfumato.methods.registry import load
     from sfumato.privacy import Budget
-    from sfumato.training.run_folder import release_folder
+    from sfumato.training.run import release_folder
 
     found = load(release_folder(release), allow_custom=allow_custom)
     inside = release_images(members, found.classes, split, size, limit)
@@ -276,7 +276,7 @@ def release_command(
     """Run the audits that apply, write audit.json beside the release and add the public lines to its card."""
     from sfumato.audit.release_audit import audit_release, write
     from sfumato.methods.registry import load
-    from sfumato.training.run_folder import release_folder
+    from sfumato.training.run import release_folder
 
     found = load(release_folder(path), allow_custom=allow_custom)
     inside = None if members is None else release_images(members, found.classes, "train", size, limit)

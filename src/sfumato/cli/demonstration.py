@@ -22,7 +22,7 @@ from sfumato.methods.base import Method
 from sfumato.privacy import Budget
 from sfumato.release import Release, SyntheticImages
 from sfumato.release.export import export
-from sfumato.release.image_grid import grid
+from sfumato.release.pages import grid
 
 DIGITS = 10_000
 SYNTHETIC = 1_000

@@ -1,8 +1,9 @@
-"""``sfumato inspect``: what a collection holds, and the command to run next. For internal use."""
+"""``sfumato inspect``: what a collection holds, for internal use; ``sfumato cache``: where decoded pixels are kept."""
 
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from sfumato.cli.options import Collection, Json, ReadingOptions, label_set
 
 if TYPE_CHECKING:
     from sfumato.data.inspection import Inspection
+
 
 NOTICE = "INTERNAL: these are private facts about the collection. Do not publish them."
 
@@ -123,3 +125,25 @@ def _say(found: Inspection) -> None:
         say(f"bad: {line}")
     if found.burned_in:
         warn(f"{found.burned_in:,} DICOM files say that text is burned into the image; it may name patients. Mask it.")
+
+
+def cache(
+    *,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove what is there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show or clear the folder with decoded private pixels and reference statistics."""
+    from sfumato.data.cache import clear_cache
+    from sfumato.files import cache_folder
+
+    folder = cache_folder()
+    if clear:
+        clear_cache()
+        shutil.rmtree(folder / "evaluation", ignore_errors=True)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.exists() else 0
+    if as_json:
+        print_json({"folder": str(folder), "bytes": size})
+    elif clear:
+        say("The cache is empty.")
+    else:
+        say(f"{folder}: {size / 2**20:.1f} MiB, readable by its owner alone; --clear removes it")

@@ -70,7 +70,7 @@ def _facts(found: Ledger, release: Path | None, key: Path | None, sign: Path | N
     if release is not None:
         from sfumato.release.card import Card
         from sfumato.release.verification import disagreements
-        from sfumato.training.run_folder import release_folder
+        from sfumato.training.run import release_folder
 
         folder = release_folder(release)
         card = Card.from_json(json.loads((folder / "card.json").read_text(encoding="utf-8")))

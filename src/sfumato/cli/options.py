@@ -1,24 +1,22 @@
-"""The options that several commands share, each defined once, and what they mean.
-
-A command declares a group of options as one parameter, for example ``reading: ReadingOptions``; ``expanded`` turns
-the fields of the group into options of the command line.
-"""
+"""The options that several commands share, each defined once, and ``--config FILE``, which reads them from TOML."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import difflib
 import functools
 import inspect
+import json
 import math
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from sfumato.cli.config import read_config
 from sfumato.cli.console import use_progress_file, use_quiet, use_traceback
 
 if TYPE_CHECKING:
@@ -27,6 +25,81 @@ if TYPE_CHECKING:
     from sfumato.privacy import AnyBudget
     from sfumato.privacy.budget import Unit
     from sfumato.release.signature import SigningKey
+
+
+_NOT_IN_A_FILE = frozenset({"config", "help", "quiet", "traceback", "resume", "second", "progress-file"})
+
+
+def read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Callback of ``--config``: the file's values become the defaults of the command's options."""
+    if path is None:
+        return None
+    try:
+        found = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"--config: {path} is not TOML: {error}") from None
+    names = _option_names(context)
+    defaults: dict[str, Any] = {}
+    for key, value in found.items():
+        name = names.get(key.replace("_", "-"))
+        if name is None:
+            near = difflib.get_close_matches(key, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(names))}"
+            raise ValueError(
+                f"--config: 'sfumato {context.info_name}' has no option {key!r}; {hint} "
+                "Parameters of the method belong into the table [set]"
+            )
+        defaults[name] = [f"{k}={v}" for k, v in value.items()] if isinstance(value, Mapping) else value
+    context.default_map = {**(context.default_map or {}), **defaults}
+    return path
+
+
+def config_text(context: typer.Context) -> str:
+    """The options of this command as a file that ``--config`` reads; options that have their default are left out."""
+    lines, tables = [], []
+    for key, name in _option_names(context).items():
+        value = context.params.get(name)
+        default = next(parameter.default for parameter in context.command.params if parameter.name == name)
+        if value is None or value == default:
+            continue
+        if key == "set":
+            tables += ["", "[set]", *(f"{_key(k.strip())} = {_toml(_number(v.strip()))}" for k, _, v in _pairs(value))]
+        else:
+            lines.append(f"{key} = {_toml(value)}")
+    return "\n".join([*lines, *tables]) + "\n"
+
+
+def _pairs(settings: list[str]) -> list[tuple[str, str, str]]:
+    return [text.partition("=") for text in settings]
+
+
+def _key(name: str) -> str:
+    """A key of a table; one with a dot, as ``dp-merf.features``, is quoted."""
+    return json.dumps(name) if "." in name else name
+
+
+def _option_names(context: typer.Context) -> dict[str, str]:
+    """From the name in a file to the name of the parameter."""
+    names = {}
+    for parameter in context.command.params:
+        long = [option for option in parameter.opts if option.startswith("--")]
+        key = long[0].removeprefix("--") if long else parameter.name
+        if parameter.name and key and key not in _NOT_IN_A_FILE:
+            names[key] = parameter.name
+    return names
+
+
+def _number(text: str) -> int | float | bool | str:
+    try:
+        return json.loads(text) if text not in ("null", "NaN", "Infinity", "-Infinity") else text
+    except ValueError:
+        return text
+
+
+def _toml(value: Any) -> str:
+    """A string, number or truth value; JSON writes them as TOML does."""
+    return json.dumps(str(value.resolve()) if isinstance(value, Path) else value, ensure_ascii=False)
+
 
 # Torch is imported where it is used: ``sfumato --help`` need not wait for it.
 

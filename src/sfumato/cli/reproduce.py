@@ -181,8 +181,7 @@ def _write(paper: Paper, entry: Entry, layout: Layout, result: ResultSet, out: P
     """Write ``result.json``, ``result.html`` and the figure into the folder."""
     from sfumato.experiments.papers.result import compared
     from sfumato.files import write_file
-    from sfumato.report.paper_figure import draw, standalone
-    from sfumato.report.papers import entry_page
+    from sfumato.report.papers import draw, entry_page, standalone
 
     result.save(out / "result.json", private=True)
     write_file(out / "result.html", entry_page(paper, entry, result, layout.rows), private=True)

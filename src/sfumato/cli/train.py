@@ -1,19 +1,17 @@
-"""``sfumato train``: learn from a private collection and write a release."""
+"""What ``sfumato train`` decides and says before a training: method, expected use, statements for the card."""
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sfumato.cli.choice import check_choosable, choose, expected_use, noted, public_facts
-from sfumato.cli.config import config_text
-from sfumato.cli.console import ProgressBar, remark, say, use_quiet
-from sfumato.cli.minutes import for_minutes
+from sfumato.cli.console import ProgressBar, duration, remark, say, use_quiet, warn
 from sfumato.cli.options import (
     BudgetOptions,
     Collection,
@@ -22,6 +20,7 @@ from sfumato.cli.options import (
     MethodOptions,
     ReadingOptions,
     TimeLimit,
+    config_text,
     device_named,
     signing_key,
 )
@@ -29,10 +28,136 @@ from sfumato.cli.plan import remark_plan
 from sfumato.files import write_file
 
 if TYPE_CHECKING:
+    from sfumato.data import Images
+    from sfumato.experiments.expected_use import PublicFacts
     from sfumato.methods import Method
     from sfumato.privacy import AnyBudget
     from sfumato.privacy.distributed import World
     from sfumato.release.signature import SigningKey
+    from sfumato.training.run import Run
+
+
+def check_choosable(parameters: MethodOptions, budget: BudgetOptions) -> None:
+    """Refuse what only makes sense together with --method."""
+    if budget.no_guarantee:
+        raise ValueError("--no-guarantee: name the method with --method; only certified ones are chosen automatically")
+    if parameters.values() or parameters.variant != "certified":
+        raise ValueError("--set, --steps, --sampling-rate and --variant belong to a method: name it with --method")
+
+
+def public_facts(images: Images, budget: AnyBudget, declared_size: int | None) -> PublicFacts | None:
+    """Shape, label set, declared number and budget: what may decide about a method. None without a guarantee.
+
+    The declared number counts units, so that persons are compared with persons. The number of images in the collection
+    is private and is not looked at.
+    """
+    from sfumato.experiments.expected_use import PublicFacts
+    from sfumato.experiments.planning import ASSUMED_IMAGES
+    from sfumato.privacy import Budget
+
+    if not isinstance(budget, Budget):
+        return None
+    channels, height, width = images.pixels.shape[1:]
+    return PublicFacts(
+        images=declared_size or ASSUMED_IMAGES,
+        size=max(height, width),
+        channels=channels,
+        classes=len(images.classes),
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+    )
+
+
+def choose(facts: PublicFacts | None, *, device: str, time_limit: float) -> str:
+    """The name of the method for these facts; the reason goes to standard error."""
+    from sfumato.experiments.planning import choose_method
+
+    if facts is None:
+        raise ValueError("choose a method with --method; 'sfumato methods' lists them")
+    choice = choose_method(facts, device=device, time_limit=60 * time_limit)
+    remark(f"Method: {choice.why}.")
+    return choice.method
+
+
+def expected_use(method: Method, facts: PublicFacts | None, *, declared: bool) -> tuple[str, ...]:
+    """Sentences for the card about the use of the images; a warning where there will be none.
+
+    Without a declared number nothing is compared with the collection: the sentence says how many images are needed.
+    """
+    from sfumato.experiments.planning import plan_method, use_needs, use_warning
+
+    if facts is None:
+        return ()
+    if not declared:
+        needs = use_needs(method.name, facts)
+        if needs is None:
+            return ()
+        remark(f"{needs}. Your number is private and was not compared; 'sfumato plan --images N' says what to expect.")
+        return (f"{needs}, as predicted from measurements on MNIST.",)
+    warning = use_warning(method.name, facts)
+    if warning is not None:
+        warn(f"WARNING: expected use hopeless: {warning}. Collect more images, or choose a larger ε.")
+        return (f"Expected use: hopeless; {warning}. This was predicted before the training.",)
+    row = plan_method(method, facts)
+    if row.expected_use is None:
+        return ()
+    return (f"Expected use: {row.expected_use}; {row.why}. This was predicted before the training.",)
+
+
+def noted(pairs: Sequence[str]) -> dict[str, str]:
+    """The statements of ``--note``.
+
+    >>> noted(["purpose=teaching", "contact = data@example.org"])
+    {'purpose': 'teaching', 'contact': 'data@example.org'}
+    """
+    found = {}
+    for pair in pairs:
+        key, separator, text = (part.strip() for part in pair.partition("="))
+        if not separator or not key or not text:
+            raise ValueError(f"--note takes name=text, such as --note 'purpose=teaching', not {pair!r}")
+        found[key] = text
+    return found
+
+
+def for_minutes(
+    method: Method, minutes: float, images: Images, *, declared_size: int | None, device: str, run: Run, resume: bool
+) -> Method:
+    """The method with settings that fill ``minutes``, and a remark on how long it takes and on how much it sees.
+
+    A step is timed on random images, and the number of images has to be declared: nothing private decides. A run that
+    goes on has the settings that it began with.
+    """
+    from sfumato.methods.dp_diffusion import DPDiffusion
+    from sfumato.methods.parts.time_budget import settings_for_minutes
+
+    if not isinstance(method, DPDiffusion):
+        raise ValueError(
+            f"--minutes plans a training of dp-diffusion; {method.name} has fixed steps, and 'sfumato plan "
+            f"{method.name} --size …' measures how long they take"
+        )
+    if declared_size is None:
+        raise ValueError("--minutes needs --declared-size: how long a step takes depends on the number of images")
+    if resume:
+        return type(method).configured(run.facts()["parameters"])
+    with ProgressBar() as progress:
+        progress.report("timing steps on random images", 0, 0)
+        found = settings_for_minutes(
+            method,
+            minutes=minutes,
+            shape=images.pixels.shape[1:],
+            classes=len(images.classes),
+            images=declared_size,
+            device=device,
+        )
+    chosen = found.method
+    rows = chosen.steps * chosen.draws * chosen.sampling_rate * declared_size
+    remark(
+        f"About {duration(found.seconds)} on this device: {chosen.steps} private steps of about "
+        f"{chosen.sampling_rate * declared_size:.0f} images with {chosen.draws} draws each, {rows / 1e6:.2g} million "
+        f"rows at {found.rows_per_second:.0f} a second, after {chosen.public_steps} steps on public images. "
+        "The method's page in the documentation shows what trainings of different lengths reached."
+    )
+    return chosen
 
 
 def train(
@@ -76,10 +201,10 @@ def train(
     from sfumato.data import PrivateImages, read
     from sfumato.data.holdout import HoldOut
     from sfumato.data.remote import resolved
-    from sfumato.methods.measured import measured_release
-    from sfumato.training.cost import Cost
+    from sfumato.methods.scored import measured_release
     from sfumato.training.distributed import process_group
-    from sfumato.training.run_folder import Run
+    from sfumato.training.profiling import Cost
+    from sfumato.training.run import Run
 
     check_order(data, second)
     world, device = context.with_resource(process_group(device_named(device)))
@@ -215,7 +340,7 @@ def _plain(reading: ReadingOptions) -> dict[str, Any]:
 
 def measured(method: Method, noise: float | None, *, classes: int) -> Method:
     """The method, followed by a noisy count of what a classifier labels correctly if one is asked for."""
-    from sfumato.methods.measured import MeasuredMethod
+    from sfumato.methods.scored import MeasuredMethod
 
     if noise is None:
         return method

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato.cli.choice import expected_use, noted, public_facts
-from sfumato.cli.config import config_text
 from sfumato.cli.console import ProgressBar, remark, say
-from sfumato.cli.options import BudgetOptions, Collection, Device, ReadingOptions, device_named
-from sfumato.cli.train import check_unit
+from sfumato.cli.options import BudgetOptions, Collection, Device, ReadingOptions, config_text, device_named
+from sfumato.cli.train import check_unit, expected_use, noted, public_facts
 from sfumato.files import write_file
 
 if TYPE_CHECKING:
@@ -44,9 +42,9 @@ def tune(
 ) -> None:
     """Choose settings on the private collection within the budget, and write the release of the best trial."""
     from sfumato.data import PrivateImages, read
-    from sfumato.methods.tuning import Tuning
+    from sfumato.methods.scored import Tuning
     from sfumato.privacy import Budget
-    from sfumato.training.run_folder import Run
+    from sfumato.training.run import Run
 
     candidates, device, stated = grid_of(method, grid), device_named(device), noted(notes or [])
     run = Run(out, ledger=ledger)

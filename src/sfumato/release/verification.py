@@ -9,8 +9,8 @@ from typing import Any
 from sfumato.privacy import Ledger
 from sfumato.privacy.accounting import relation
 from sfumato.privacy.events import PrivateSelection
-from sfumato.release.attack_bounds import best_guess, guess_by_definition
 from sfumato.release.card import Card, beyond, rounded_up
+from sfumato.release.plain_numbers import best_guess, guess_by_definition
 
 _OTHER_ACCOUNTANT = 1e-3  # between versions of the accountant, as a share of a stated probability
 
@@ -60,7 +60,7 @@ def _released_method(entry: Mapping[str, Any]) -> tuple[str, str, Any]:
     """Name, variant and parameters of the method whose generator a run releases."""
     parameters = entry.get("parameters")
     if entry["method"] == "measured" and parameters:
-        # ``methods/measured.py``: the count is on the card, and the generator is that of the measured method.
+        # ``methods/scored.py``: the count is on the card, and the generator is that of the measured method.
         inner = json.loads(parameters["settings"])
         return parameters["base"], inner["variant"], inner
     return entry["method"], entry["variant"], parameters

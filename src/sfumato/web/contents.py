@@ -11,7 +11,7 @@ from typing import Any
 
 from sfumato.privacy import Budget, Ledger, LedgerDamaged
 from sfumato.release.card import Card, rounded_up
-from sfumato.report.folder import RunFolder
+from sfumato.report.internal import RunFolder
 from sfumato.web import commands, worker
 from sfumato.web.choices import PERSON_OPTIONS
 from sfumato.web.jobs import ACTIVE, Job, Jobs

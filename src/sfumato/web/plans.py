@@ -12,7 +12,7 @@ from sfumato.experiments.expected_use import PublicFacts
 from sfumato.experiments.planning import plan_all
 from sfumato.methods import find
 from sfumato.privacy import Budget, BudgetExceeded
-from sfumato.training.run_folder import Run
+from sfumato.training.run import Run
 from sfumato.web.choices import Choices, Form, limit_option, method_options
 from sfumato.web.contents import Collection
 from sfumato.web.workspace import Refused

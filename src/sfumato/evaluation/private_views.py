@@ -1,7 +1,4 @@
-"""Nearest private neighbours of synthetic images. INTERNAL: the result shows private images and may not leave.
-
-A distance in pixels finds copies; finding none proves nothing. The guarantee rests on the ledger.
-"""
+"""Private images beside synthetic ones: nearest neighbours, and class by class. INTERNAL: it may not leave."""
 
 from __future__ import annotations
 
@@ -12,8 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sfumato.data.images import Images
 from sfumato.evaluation.results import MemorisationSummary
-from sfumato.files import new_file
+from sfumato.files import new_file, private_folder
+from sfumato.release.pages import grid
+from sfumato.release.synthetic import SyntheticImages
 
 NOTICE = "INTERNAL: shows private images; may not leave"
 
@@ -96,3 +96,32 @@ def write_view(
     picture = np.moveaxis(np.concatenate(bands, axis=1), 0, -1)
     with new_file(path, private=True) as temporary:
         Image.fromarray(picture.squeeze(-1) if picture.shape[-1] == 1 else picture).save(temporary, format="PNG")
+
+
+REAL, SYNTHETIC = "real.png", "synthetic.png"
+CLASSES_AT_MOST = 20
+_EACH = 5
+
+
+def write_side_by_side(folder: Path, synthetic: Images | SyntheticImages, real: Images) -> None:
+    """Two pictures, each with a row of some images for every one of the first classes; the owner alone may read them.
+
+    A class with fewer images has white places. Classes are matched by name.
+    """
+    drawn = synthetic.images if isinstance(synthetic, SyntheticImages) else synthetic.pixels
+    private_folder(folder)
+    for name, pixels, labels, classes in (
+        (REAL, real.pixels, real.labels, real.classes),
+        (SYNTHETIC, drawn, synthetic.labels, synthetic.classes),
+    ):
+        rows = [_some(pixels, labels, classes, wanted) for wanted in synthetic.classes[:CLASSES_AT_MOST]]
+        picture = grid(np.concatenate(rows), columns=_EACH, scale=max(1, 56 // pixels.shape[-1]))
+        with new_file(folder / name, private=True) as temporary:
+            picture.save(temporary, format="PNG", optimize=True)
+
+
+def _some(pixels: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], wanted: str) -> np.ndarray:
+    places = np.flatnonzero(labels == classes.index(wanted))[:_EACH] if wanted in classes else np.zeros(0, dtype=int)
+    shown = np.full((_EACH, *pixels.shape[1:]), 255, dtype=np.uint8)
+    shown[: len(places)] = pixels[places]
+    return shown

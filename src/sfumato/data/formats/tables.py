@@ -1,23 +1,25 @@
-"""Tables in Hugging Face form: a column of encoded images beside columns for the label and the person.
-
-Parquet files and ``datasets`` folders differ only in how record batches come off the disk.
-"""
+"""Tables in Hugging Face form, Parquet files or Arrow streams: encoded images beside columns for labels and persons."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, parsing
-from sfumato.data.remote import RemoteFile
+from sfumato.data.remote import RemoteFile, RemoteStream
 from sfumato.data.source import Record, Selection, files_fingerprint
 
 File = TypeVar("File", bound=Path | RemoteFile)
@@ -156,3 +158,150 @@ def _declared(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
     except (ValueError, KeyError, TypeError):
         return None
     return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
+
+
+_SHARD = re.compile(r"^(?P<split>.+?)(-\d+-of-\d+)?\.parquet$")
+_ROWS = 64
+_BUFFER = 1 << 20
+
+
+def parquet(path: Path, selection: Selection) -> Table[Path]:
+    """A source of the records of a parquet file or folder."""
+    return parquet_table(chosen_shards(files_in(path), selection.split) if path.is_dir() else [path], selection)
+
+
+def parquet_table(files: Sequence[File], selection: Selection) -> Table[File]:
+    """A source of the records of these files."""
+    return Table(files, selection, schema=_schema, batches=_batches, rows=_rows)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The parquet files of a folder; ``data/`` is where the Hub keeps them."""
+    for place in (folder, folder / "data"):
+        if place.is_dir():
+            # Not by glob, which lists a folder of any size in memory.
+            with os.scandir(place) as entries:
+                found = sorted(Path(entry.path) for entry in entries if entry.name.endswith(".parquet"))
+            if found:
+                return found
+    return []
+
+
+def parquet_splits(folder: Path) -> dict[str, list[Path]]:
+    """The files of each part of a folder."""
+    return by_split(files_in(folder))
+
+
+def by_split(files: Iterable[File]) -> dict[str, list[File]]:
+    """The files of each part."""
+    found: dict[str, list[File]] = {}
+    for file in files:
+        match = _SHARD.match(file.name)
+        if match:
+            found.setdefault(match["split"], []).append(file)
+    return found
+
+
+def chosen_shards(files: Iterable[File], split: str) -> list[File]:
+    """The files of the part asked for; when there is but one part, that one."""
+    found = by_split(files)
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if split not in found:
+        raise BadInput(
+            f"the collection has no split called {split!r}",
+            advice=f"Choose one with --split (split=...): {', '.join(sorted(found)) or 'there is none'}.",
+        )
+    return found[split]
+
+
+def _schema(file: Path | RemoteFile) -> pa.Schema:
+    with _opened(file) as source:
+        return pq.read_schema(source)
+
+
+def _rows(file: Path | RemoteFile) -> int:
+    with _opened(file) as source, pq.ParquetFile(source) as opened:
+        return int(opened.metadata.num_rows)
+
+
+def _opened(file: Path | RemoteFile) -> AbstractContextManager[Path | RemoteStream]:
+    return nullcontext(file) if isinstance(file, Path) else file.open()
+
+
+def _batches(file: Path | RemoteFile, columns: list[str], first: int, last: int | None) -> Iterator[pa.RecordBatch]:
+    # Buffered and not ahead of time: a row group may be the whole file.
+    with _opened(file) as source, pq.ParquetFile(source, buffer_size=_BUFFER, pre_buffer=False) as opened:
+        sizes = [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
+        ends = list(itertools.accumulate(sizes))
+        last = (ends[-1] if ends else 0) if last is None else last
+        groups = [g for g, end in enumerate(ends) if end > first and end - sizes[g] < last]
+        row = ends[groups[0]] - sizes[groups[0]] if groups else 0
+        for batch in opened.iter_batches(batch_size=_ROWS, row_groups=groups, columns=columns, use_threads=False):
+            begin, end = max(first - row, 0), min(last - row, len(batch))
+            row += len(batch)
+            if begin < end:
+                yield batch.slice(begin, end - begin)
+
+
+_STATE = "state.json"
+_SPLITS = "dataset_dict.json"
+
+
+def is_arrow(folder: Path) -> bool:
+    """Whether ``save_to_disk`` wrote the folder."""
+    return (folder / _STATE).exists() or (folder / _SPLITS).exists()
+
+
+def arrow(path: Path, selection: Selection) -> Table[Path]:
+    """A source of the records of a saved ``Dataset``, of one split of a saved ``DatasetDict``, or of one file."""
+    if path.is_dir() and (path / _SPLITS).exists():
+        splits = arrow_splits(path)
+        chosen = splits[0] if len(splits) == 1 else selection.split
+        if chosen not in splits:
+            raise BadInput(
+                f"the collection has no split called {chosen!r}",
+                advice=f"Choose one with --split (split=...): {', '.join(splits)}.",
+            )
+        path = _inside(path, chosen)
+    files = _files(path) if path.is_dir() else [path]
+    return Table(files, selection, schema=_stream_schema, batches=_stream_batches)
+
+
+def arrow_splits(folder: Path) -> list[str]:
+    """The names of the parts of a saved ``DatasetDict``; none for a saved ``Dataset``."""
+    if not (folder / _SPLITS).exists():
+        return []
+    with parsing("the list of splits is damaged", advice="Save the data set again with save_to_disk."):
+        names = json.loads((folder / _SPLITS).read_text())["splits"]
+        return [name for name in names if isinstance(name, str)]
+
+
+def _files(folder: Path) -> list[Path]:
+    with parsing("the list of data files is damaged", advice="Save the data set again with save_to_disk."):
+        state = json.loads((folder / _STATE).read_text())
+        if state.get("_indices_data_files"):
+            raise BadInput(
+                "the data set was saved with an index by an old version", advice="Save it again with save_to_disk."
+            )
+        return [_inside(folder, entry["filename"]) for entry in state["_data_files"]]
+
+
+def _inside(folder: Path, name: str) -> Path:
+    if not name or Path(name).name != name or not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise BadInput("a file of the data set lies outside its folder", advice="Save the data set again.", detail=name)
+    return folder / name
+
+
+def _stream_schema(file: Path) -> pa.Schema:
+    with pa.OSFile(str(file)) as opened, pa.ipc.open_stream(opened) as stream:
+        return stream.schema
+
+
+def _stream_batches(file: Path, columns: list[str], first: int, last: int | None) -> Iterator[pa.RecordBatch]:
+    if first or last is not None:
+        raise TypeError("a stream is read from its beginning to its end")
+    # Read, not mapped: mapped pages would count as this process's memory.
+    with pa.OSFile(str(file)) as opened, pa.ipc.open_stream(opened) as stream:
+        for batch in stream:
+            yield batch.select(columns)

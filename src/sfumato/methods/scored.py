@@ -1,10 +1,4 @@
-"""Settings chosen under the budget: the best of a random number of private trials (Papernot and Steinke, 2022).
-
-The candidates are public. Each trial draws one of them at random, trains it, and asks the Curator one more query: how
-many units a classifier labels correctly that was trained on the trial's synthetic images. The trial with the highest
-noisy score is released; the others, and their number, are not. The whole selection is charged on the ledger before the
-first trial. The queries of every trial are checked by a ledger of its own against those that were charged for.
-"""
+"""Images scored on private records within the budget: a noisy count for one training, or for the choice of settings."""
 
 from __future__ import annotations
 
@@ -22,7 +16,6 @@ from torch import Tensor, nn
 
 from sfumato.methods.base import Method, Shape
 from sfumato.methods.default_settings import tuned_remark
-from sfumato.methods.parts.synthetic_classifier import SyntheticClassifier
 from sfumato.methods.registry import find
 from sfumato.privacy import AnyBudget, Block, Budget, Counts, Curator, Ledger, Plan, PrivateRecords, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
@@ -32,6 +25,156 @@ from sfumato.privacy.ledger import RunRefused
 from sfumato.privacy.selection import Scaling, calibrated_selection, draw_trials
 from sfumato.release.card import make_card
 from sfumato.release.release import Release
+
+IMAGES_PER_CLASS = 100
+_STEPS = 200
+
+
+@dataclass(frozen=True)
+class SyntheticClassifier:
+    """Multinomial logistic regression on synthetic images, which are public where their generator is private."""
+
+    weights: Tensor
+    bias: Tensor
+
+    @classmethod
+    def trained(cls, method: Method, generator: nn.Module, curator: Curator) -> SyntheticClassifier:
+        """Draw images of every class from ``generator`` and train on them; nothing private is read."""
+        classes = len(curator.classes)
+        labels = torch.arange(classes, device=curator.device).repeat_interleave(IMAGES_PER_CLASS)
+        with torch.no_grad():
+            images = torch.cat([method.generate(generator, part) for part in labels.split(500)]).flatten(1)
+        images = images.detach().clamp(0, 1)
+        linear = nn.Linear(images.shape[1], classes, device=images.device, dtype=images.dtype)
+        optimizer = torch.optim.Adam(linear.parameters(), lr=0.01, weight_decay=1e-3)
+        for _ in range(_STEPS):
+            optimizer.zero_grad(set_to_none=True)
+            nn.functional.cross_entropy(linear(images), labels).backward()
+            optimizer.step()
+        return cls(linear.weight.detach().t().contiguous(), linear.bias.detach())
+
+    def correct(self, images: Tensor, labels: Tensor) -> Tensor:
+        """1 for each image that is labelled correctly and 0 for the others, ``[B]``."""
+        predicted = (images.flatten(1) @ self.weights.to(images.dtype) + self.bias.to(images.dtype)).argmax(1)
+        return (predicted == labels).to(images.dtype)
+
+
+_ACCURACY = "units labelled correctly"
+_COUNTS = "measured_counts"
+_GENERATOR = "generator."
+
+
+class MeasuredModel(nn.Module):
+    """A generator, and the noisy numbers of units that its classifier labels correctly and wrongly."""
+
+    measured_counts: Tensor
+
+    def __init__(self, generator: nn.Module) -> None:
+        """Hold ``generator``; the counts are filled in by the training."""
+        super().__init__()
+        self.generator = generator
+        self.register_buffer(_COUNTS, torch.zeros(2))
+
+
+@dataclass(frozen=True)
+class MeasuredMethod(Method):
+    """A method, followed by a noisy count of the units that a classifier trained on its images labels correctly.
+
+    Guarantee: the queries of the method, then one noisy sum over all units, under adding or removing one unit. A unit
+    adds (1, 0) if it is labelled correctly and (0, 1) if not, clipped to norm 1; the classifier depends on earlier
+    answers alone.
+    """
+
+    name: ClassVar[str] = "measured"
+    paper: ClassVar[str] = "none; a count by the Gaussian mechanism"
+
+    base: str = "dp-merf"
+    settings: str = "{}"
+    noise: float = 30.0
+
+    @classmethod
+    def small(cls, variant: str = "certified") -> Self:
+        """The smallest configuration, for tests and audits."""
+        return cls.of(find("dp-merf").small(), noise=5.0)
+
+    @classmethod
+    def of(cls, method: Method, *, noise: float) -> Self:
+        """``method`` with the count; ``noise`` is the standard deviation on each of the two numbers."""
+        return cls(base=method.identifier(), settings=json.dumps(method.parameters()), noise=noise)
+
+    @property
+    def method(self) -> Method:
+        """The method that is measured."""
+        return find(self.base).configured(json.loads(self.settings))
+
+    def queries(self) -> tuple[SubsampledGaussian, ...]:
+        """Those of the method, and the count, whose noise is fixed."""
+        return (*self.method.queries(), SubsampledGaussian(_ACCURACY, (Block(_ACCURACY, self.noise, fixed=True),)))
+
+    def build(self, shape: Shape, classes: int) -> MeasuredModel:
+        """The generator of the method, with a place for the counts."""
+        return MeasuredModel(self.method.build(shape, classes))
+
+    def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
+        """Train the method, then a classifier on its images, and ask how many units the classifier labels correctly."""
+        if len(curator.classes) < 2:
+            raise ValueError("accuracy needs at least two classes; leave out --release-accuracy")
+        method = self.method
+        generator, counts = method.fit_networks(curator)
+        classifier = SyntheticClassifier.trained(method, generator, curator)
+
+        def right_and_wrong(images: Tensor, labels: Tensor, random: object) -> Tensor:
+            correct = classifier.correct(images, labels)
+            return torch.stack([correct, 1 - correct], dim=1)
+
+        model = MeasuredModel(generator)
+        model.measured_counts.copy_(curator.noisy_sum(_ACCURACY, right_and_wrong, clip_norm=1.0).flatten())
+        return model, counts
+
+    def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
+        """Images of the method."""
+        return self.method.generate(model.generator, labels)  # type: ignore[arg-type]
+
+    def _settings_remark(self) -> str:
+        return self.method._settings_remark()
+
+
+def measured_release(release: Release) -> Release:
+    """The release of the method itself, with the measured accuracy on its card."""
+    measured = release.method
+    if not isinstance(measured, MeasuredMethod):
+        raise TypeError(f"expected the release of a MeasuredMethod, not of {type(measured).__name__}")
+    method, state = measured.method, release.model.state_dict()
+    right, wrong = (float(value) for value in state[_COUNTS])
+    card = replace(
+        release.card,
+        method=method.identifier(),
+        variant=method.variant,
+        paper=method.paper,
+        parameters=method.parameters(),
+        remarks=(*release.card.remarks, accuracy_remark(right, wrong, measured.noise, release.card.unit)),
+    )
+    tensors = {key.removeprefix(_GENERATOR): value for key, value in state.items() if key.startswith(_GENERATOR)}
+    return Release(method, tensors, card)
+
+
+def accuracy_remark(right: float, wrong: float, noise: float, unit: str) -> str:
+    """The counts as a sentence for the card.
+
+    >>> accuracy_remark(800.3, 190.1, 30.0, "image")[:61]
+    'Measured: a linear classifier trained on synthetic images (10'
+    """
+    total = right + wrong
+    if total < 5 * noise:
+        return f"Measured: nothing can be said about accuracy; noise of {noise:g} hides a collection of this size."
+    share = min(1.0, max(0.0, right / total))
+    deviation = noise * (share**2 + (1 - share) ** 2) ** 0.5 / total
+    return (
+        f"Measured: a linear classifier trained on synthetic images ({IMAGES_PER_CLASS} of each class) labels about "
+        f"{100 * share:.0f} % (± {100 * deviation:.1f} % by the noise) of the {unit}s that were learnt from correctly. "
+        "This is a noisy count, and the ε of this card covers it."
+    )
+
 
 _SCORE = "score"
 _NAMED = "the card names those of the best trial, while the choice depends on all: give every candidate the same"
