@@ -25,14 +25,16 @@ from sfumato.cli.options import (
     signing_key,
 )
 from sfumato.cli.plan import remark_plan
-from sfumato.files import write_file
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sfumato.data import Images
     from sfumato.experiments.expected_use import PublicFacts
     from sfumato.methods import Method
     from sfumato.privacy import AnyBudget
     from sfumato.privacy.distributed import World
+    from sfumato.release import Release
     from sfumato.release.signature import SigningKey
     from sfumato.training.run import Run
 
@@ -198,13 +200,11 @@ def train(
     reading: ReadingOptions,
 ) -> None:
     """Learn from a private collection and write a release. Without --method, one is chosen from public facts."""
-    from sfumato.data import PrivateImages, read
+    from sfumato.data import PrivateImages
     from sfumato.data.holdout import HoldOut
     from sfumato.data.remote import resolved
-    from sfumato.methods.scored import measured_release
     from sfumato.training.distributed import process_group
-    from sfumato.training.profiling import Cost
-    from sfumato.training.run import Run
+    from sfumato.training.run import Run, RunOptions, train_run
 
     check_order(data, second)
     world, device = context.with_resource(process_group(device_named(device)))
@@ -215,94 +215,85 @@ def train(
     allowed = _budget(world, budget, persons=reading.names_persons, declared_size=declared_size, ledger=ledger)
     allowed.check_delta(declared_size)
     stated = noted(notes or [])
-    planned = None
+    chosen = planned = None
     if method:
-        planned = parameters.configured(method).plan(allowed)
+        chosen = parameters.configured(method)
+        planned = chosen.plan(allowed)
     else:
         check_choosable(parameters, budget)
     run = Run(out, ledger=ledger)
     # With one of these options the plan is another one, which the Curator checks.
     other = resume or minutes is not None or release_accuracy is not None
     world.from_first(lambda: run.check(resume=resume, plan=None if other else planned))
-    with ProgressBar() as progress:
-        progress.report("reading the images", 0, 0)
-        options = reading.for_reader()
-        options["progress"] = progress.per_cent
-        images = world.in_turn(lambda: read(data, **options))
-        progress.per_cent(100)  # also for a collection that was read at once, or before
+    images = world.in_turn(lambda: read_with_progress(data, reading))
     persons = images.persons is not None
-    allowed = _budget(world, budget, persons=persons, declared_size=declared_size, ledger=ledger)
+    if persons != reading.names_persons:
+        # The collection names persons by itself, and the unit follows from that where none was given.
+        allowed = _budget(world, budget, persons=persons, declared_size=declared_size, ledger=ledger)
     check_unit(allowed, persons=persons, given=budget.unit is not None)
     public = public_facts(images, allowed, declared_size)
-    if not method:
+    if chosen is None:
         method = world.from_first(lambda: choose(public, device=device, time_limit=time_limit))
-    chosen = parameters.configured(method)
+        chosen = parameters.configured(method)
     if minutes is not None:
         if world.size > 1:
             raise ValueError("--minutes times the steps of one process; give --set steps=... where several train")
         chosen = for_minutes(
             chosen, minutes, images, declared_size=declared_size, device=device, run=run, resume=resume
         )
-    trained = measured(chosen, release_accuracy, classes=len(images.classes))
-    remark_plan(chosen, trained.plan(allowed))
+    trained, finish = measured(chosen, release_accuracy, classes=len(images.classes))
+    if planned is None or planned.budget != allowed or trained is not chosen or minutes is not None:
+        planned = trained.plan(allowed)
+    remark_plan(chosen, planned)
     # By the first process alone: a warning is to be read once.
     remarks = tuple(world.from_first(lambda: expected_use(chosen, public, declared=declared_size is not None)))
-    division = None
+    files = {"command.toml": config_text(context)}
     if hold_out is not None:
         share, unit = hold_out, allowed.unit
         drawn = world.from_first(
             lambda: dataclasses.asdict(HoldOut.load(run.hold_out) if resume else HoldOut.drawn(share, unit=unit))
         )
         division = HoldOut(**drawn)
+        files[run.hold_out.name] = division.to_text()
         images = division.training_part(images)
     private = PrivateImages.from_images(images, declared_size=declared_size)
-    facts: dict[str, Any] = {
-        "method": method,
-        "parameters": chosen.parameters(),
-        "budget": allowed.to_json(),
-        "hold_out": hold_out,
-    }
-    facts |= {"data": resolved(data), "ledger": str(run.ledger.resolve()), "seed": seed}
-    facts |= {"declared_size": declared_size, "max_images_per_unit": max_images_per_unit}
-
-    def begin() -> None:
-        run.begin({**facts, "reading": _plain(reading)}, resume=resume)
-        if division is not None:
-            division.save(run.hold_out)
-        run.checkpoint.describe(private.shape, private.classes)
-        write_file(run.internal / "command.toml", config_text(context), private=True)
-
-    world.from_first(begin)
-    cost = Cost(device, resumed=resume)
     try:
         with ProgressBar() as progress:
-            release = trained.fit(
-                private,
-                allowed,
-                run.ledger,
+            options = RunOptions(
                 device=device,
                 max_images_per_unit=max_images_per_unit,
-                checkpoint=run.checkpoint,
                 progress=progress,
-                command=published_command(chosen, allowed, reading, declared_size, release_accuracy),
                 seed=seed,
+                command=published_command(chosen, allowed, reading, declared_size, release_accuracy),
                 remarks=remarks,
                 notes=stated,
+                ledger=ledger,
+                resume=resume,
+                facts={"data": resolved(data), "reading": _plain(reading), "hold_out": hold_out},
+                files=files,
+                finish=finish,
+                key=keys[0] if world.first else None,
             )
-        if not world.first:
-            return
-        release = release if trained is chosen else measured_release(release)
-        cost.keep(run.internal)
-        run.finish(release, key=keys[0])
+            release = train_run(out, trained, private, planned, options)
     except KeyboardInterrupt:
         remark(f"\nStopped. {run.ledger} holds what was spent; continue with the same command and --resume.")
         raise typer.Exit(130) from None
-    except Exception:
-        if world.first:
-            run.discard_if_unspent()
-        raise
-    say(release.card.sentence)
-    say(f"Written: {run.release}")
+    if world.first:
+        say(release.card.sentence)
+        say(f"Written: {run.release}")
+
+
+def read_with_progress(data: Path, reading: ReadingOptions) -> Images:
+    """The collection, read with a bar that shows no number of records."""
+    from sfumato.data import read
+
+    with ProgressBar() as progress:
+        progress.report("reading the images", 0, 0)
+        options = reading.for_reader()
+        options["progress"] = progress.per_cent
+        images = read(data, **options)
+        progress.per_cent(100)  # also for a collection that was read at once, or before
+    return images
 
 
 def _budget(
@@ -338,19 +329,22 @@ def _plain(reading: ReadingOptions) -> dict[str, Any]:
     return facts
 
 
-def measured(method: Method, noise: float | None, *, classes: int) -> Method:
-    """The method, followed by a noisy count of what a classifier labels correctly if one is asked for."""
-    from sfumato.methods.scored import MeasuredMethod
+def measured(method: Method, noise: float | None, *, classes: int) -> tuple[Method, Callable[[Release], Release]]:
+    """The method, followed by a noisy count of what a classifier labels correctly if one is asked for.
+
+    The second is what makes the release of the method itself from that of the two.
+    """
+    from sfumato.methods.scored import ScoredMethod, measured_release
 
     if noise is None:
-        return method
+        return method, lambda release: release
     if classes < 2:
         raise ValueError("--release-accuracy: accuracy needs at least two classes, and the collection has one")
     if not method.certified_variants():
         raise ValueError("--release-accuracy is a noisy count within a budget, and this method has no guarantee")
     if any(event.shards is not None for event in method.queries()):
         raise ValueError(f"--release-accuracy: {method.name} works on shards, whose queries cannot be added to others")
-    return MeasuredMethod.of(method, noise=noise)
+    return ScoredMethod.of(method, noise=noise), measured_release
 
 
 def check_order(data: Path, second: Path | None) -> None:

@@ -180,25 +180,15 @@ def train_release(training: TrainingSpec, conditions: Conditions, train: Images)
 
 def _train(training: TrainingSpec, conditions: Conditions, train: Images) -> None:
     from sfumato.data import PrivateImages
-    from sfumato.training.profiling import Cost
-    from sfumato.training.run import Run
+    from sfumato.training.run import RunOptions, train_run
 
-    run = Run(training.folder(conditions.out))
-    budget = training.budget(conditions)
-    begun = (run.internal / "run.json").exists()
-    facts = {"method": training.method.name, "parameters": training.method.parameters(), "budget": budget.to_json()}
-    run.begin(facts, resume=begun)
-    cost = Cost(conditions.device, resumed=begun)
-    release = training.method.fit(
-        PrivateImages.from_images(train),
-        budget,
-        run.ledger,
+    folder, method = training.folder(conditions.out), training.method
+    options = RunOptions(
         device=conditions.device,
-        checkpoint=run.checkpoint,
         command=train_command(training, conditions),
+        resume=(folder / "internal" / "run.json").exists(),
     )
-    cost.keep(run.internal)
-    run.finish(release)
+    train_run(folder, method, PrivateImages.from_images(train), method.plan(training.budget(conditions)), options)
 
 
 def train_command(training: TrainingSpec, conditions: Conditions) -> str:

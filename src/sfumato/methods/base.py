@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_type_hints
@@ -28,11 +27,9 @@ from sfumato.privacy import (
     SubsampledGaussian,
 )
 from sfumato.privacy.interfaces import Tape
-from sfumato.privacy.session import Session, session
-from sfumato.release.card import make_card
 from sfumato.release.release import Release
 from sfumato.training.checkpoint import FolderCheckpoint
-from sfumato.training.distributed import for_all_processes
+from sfumato.training.run import RunOptions, train
 
 
 @dataclass(frozen=True)
@@ -150,60 +147,20 @@ class Method(ABC):
             remarks: Public sentences for the card, such as what to expect from the images.
             notes: What the custodian states on the card, such as purpose and contact.
         """
-        if not isinstance(private, PrivateRecords):
-            raise TypeError(f"fit needs PrivateImages, not {type(private).__name__}")
-        parameters = self.parameters()
-        running = session(
-            private,
-            self.plan(budget),
-            ledger,
-            method=self.identifier(),
-            parameters=parameters,
-            curator_type=self.curator_type,
+        options = RunOptions(
             device=device,
             max_images_per_unit=max_images_per_unit,
-            checkpoint=for_all_processes(checkpoint),
             progress=progress,
+            command=command,
             seed=seed,
-            tape=tape,
             internal=internal,
+            remarks=tuple(remarks),
+            notes=notes or {},
         )
-        with running as run:
-            tensors, counts = self._trained(run)
-            card = make_card(
-                method=self.identifier(),
-                paper=self.paper,
-                parameters=parameters,
-                plan=run.plan,
-                ledger=run.ledger,
-                run=run.run,
-                reasons=run.reasons(),
-                shape=private.shape,
-                classes=private.classes,
-                counts=counts,
-                declared_size=private.declared_size,
-                max_images_per_unit=max_images_per_unit,
-                device=str(run.curator.device),
-                command=command,
-                claim=self.claim(),
-                remarks=(self._settings_remark(), *remarks),
-                notes=notes or {},
-            )
-        # Built anew from its parameters: nothing that the training left on the object crosses into the release.
-        return Release(type(self)(**parameters), tensors, card)
+        return train(self, private, self.plan(budget), ledger, options, checkpoint=checkpoint, tape=tape)
 
-    def _trained(self, run: Session) -> tuple[Mapping[str, Tensor], Sequence[float] | None]:
-        """The trained tensors and noisy class counts, or those that a run kept before it was killed while it ended."""
-        if run.result is not None:
-            return run.result.tensors, run.result.counts
-        with torch.random.fork_rng(), _tf32_products(run.curator.device):
-            torch.manual_seed(run.public_seed)
-            model, noisy = self.fit_networks(run.curator)
-        tensors, counts = model.state_dict(), None if noisy is None else noisy.values.tolist()
-        run.end(tensors, counts)
-        return tensors, counts
-
-    def _settings_remark(self) -> str:
+    def settings_remark(self) -> str:
+        """A sentence for the card: whether these are the default settings, and on what those were chosen."""
         defaults = type(self)(variant=self.variant).parameters()
         return settings_remark(self.name, self.parameters(), defaults)
 
@@ -242,18 +199,6 @@ def _nearest(method: str, key: str, known: Collection[str]) -> str:
         return f"it is called {present!r} now"
     near = difflib.get_close_matches(key, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}"
-
-
-@contextmanager
-def _tf32_products(device: torch.device) -> Iterator[None]:
-    """TF32 for matrix products on a GPU, as torch has it for convolutions; the engine's margins allow for both."""
-    before = torch.get_float32_matmul_precision()
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from sfumato.privacy.ledger import RunRefused
 from sfumato.privacy.selection import Scaling, calibrated_selection, draw_trials
 from sfumato.release.card import make_card
 from sfumato.release.release import Release
+from sfumato.training.run import Run, RunOptions, in_folder, train
 
 IMAGES_PER_CLASS = 100
 _STEPS = 200
@@ -62,9 +63,10 @@ class SyntheticClassifier:
 _ACCURACY = "units labelled correctly"
 _COUNTS = "measured_counts"
 _GENERATOR = "generator."
+_NAMED = "the card names those of the best trial, while the choice depends on all: give every candidate the same"
 
 
-class MeasuredModel(nn.Module):
+class ScoredModel(nn.Module):
     """A generator, and the noisy numbers of units that its classifier labels correctly and wrongly."""
 
     measured_counts: Tensor
@@ -77,20 +79,25 @@ class MeasuredModel(nn.Module):
 
 
 @dataclass(frozen=True)
-class MeasuredMethod(Method):
+class ScoredMethod(Method):
     """A method, followed by a noisy count of the units that a classifier trained on its images labels correctly.
+
+    It is one training whose accuracy is released (``measured_release``), or one trial of a selection (``Tuning``).
 
     Guarantee: the queries of the method, then one noisy sum over all units, under adding or removing one unit. A unit
     adds (1, 0) if it is labelled correctly and (0, 1) if not, clipped to norm 1; the classifier depends on earlier
     answers alone.
     """
 
-    name: ClassVar[str] = "measured"
-    paper: ClassVar[str] = "none; a count by the Gaussian mechanism"
+    name: ClassVar[str] = "scored"
+    paper: ClassVar[str] = "Papernot, Steinke: Hyperparameter Tuning with Rényi Differential Privacy (ICLR 2022)"
 
     base: str = "dp-merf"
     settings: str = "{}"
     noise: float = 30.0
+    noise_factor: float = 0.0
+    """The factor on the noise of every query in a trial of a selection; 0 calibrates the noise to the budget."""
+    scale_fixed_noise: bool = False
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
@@ -104,16 +111,22 @@ class MeasuredMethod(Method):
 
     @property
     def method(self) -> Method:
-        """The method that is measured."""
+        """The method that is scored."""
         return find(self.base).configured(json.loads(self.settings))
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
         """Those of the method, and the count, whose noise is fixed."""
         return (*self.method.queries(), SubsampledGaussian(_ACCURACY, (Block(_ACCURACY, self.noise, fixed=True),)))
 
-    def build(self, shape: Shape, classes: int) -> MeasuredModel:
+    def plan(self, budget: AnyBudget) -> Plan:
+        """Calibrated to ``budget``; in a trial of a selection with the selection's noise, whose cost ``budget`` is."""
+        if not self.noise_factor:
+            return super().plan(budget)
+        return Plan(budget, Scaling(self.noise_factor, self.scale_fixed_noise).of(self.queries()))
+
+    def build(self, shape: Shape, classes: int) -> ScoredModel:
         """The generator of the method, with a place for the counts."""
-        return MeasuredModel(self.method.build(shape, classes))
+        return ScoredModel(self.method.build(shape, classes))
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
         """Train the method, then a classifier on its images, and ask how many units the classifier labels correctly."""
@@ -127,7 +140,7 @@ class MeasuredMethod(Method):
             correct = classifier.correct(images, labels)
             return torch.stack([correct, 1 - correct], dim=1)
 
-        model = MeasuredModel(generator)
+        model = ScoredModel(generator)
         model.measured_counts.copy_(curator.noisy_sum(_ACCURACY, right_and_wrong, clip_norm=1.0).flatten())
         return model, counts
 
@@ -135,17 +148,24 @@ class MeasuredMethod(Method):
         """Images of the method."""
         return self.method.generate(model.generator, labels)  # type: ignore[arg-type]
 
-    def _settings_remark(self) -> str:
-        return self.method._settings_remark()
+    def settings_remark(self) -> str:
+        """That of the method."""
+        return self.method.settings_remark()
+
+
+def _generator(release: Release) -> dict[str, Tensor]:
+    """The tensors of the method's own network."""
+    state = release.model.state_dict()
+    return {key.removeprefix(_GENERATOR): value for key, value in state.items() if key.startswith(_GENERATOR)}
 
 
 def measured_release(release: Release) -> Release:
     """The release of the method itself, with the measured accuracy on its card."""
     measured = release.method
-    if not isinstance(measured, MeasuredMethod):
-        raise TypeError(f"expected the release of a MeasuredMethod, not of {type(measured).__name__}")
-    method, state = measured.method, release.model.state_dict()
-    right, wrong = (float(value) for value in state[_COUNTS])
+    if not isinstance(measured, ScoredMethod):
+        raise TypeError(f"expected the release of a ScoredMethod, not of {type(measured).__name__}")
+    method = measured.method
+    right, wrong = (float(value) for value in release.model.state_dict()[_COUNTS])
     card = replace(
         release.card,
         method=method.identifier(),
@@ -154,8 +174,7 @@ def measured_release(release: Release) -> Release:
         parameters=method.parameters(),
         remarks=(*release.card.remarks, accuracy_remark(right, wrong, measured.noise, release.card.unit)),
     )
-    tensors = {key.removeprefix(_GENERATOR): value for key, value in state.items() if key.startswith(_GENERATOR)}
-    return Release(method, tensors, card)
+    return Release(method, _generator(release), card)
 
 
 def accuracy_remark(right: float, wrong: float, noise: float, unit: str) -> str:
@@ -174,84 +193,6 @@ def accuracy_remark(right: float, wrong: float, noise: float, unit: str) -> str:
         f"{100 * share:.0f} % (± {100 * deviation:.1f} % by the noise) of the {unit}s that were learnt from correctly. "
         "This is a noisy count, and the ε of this card covers it."
     )
-
-
-_SCORE = "score"
-_NAMED = "the card names those of the best trial, while the choice depends on all: give every candidate the same"
-
-
-class ScoredModel(nn.Module):
-    """A generator, and the noisy number of units that a classifier labels correctly after training on its images."""
-
-    score: Tensor
-
-    def __init__(self, generator: nn.Module) -> None:
-        """Hold ``generator``; the score is filled in by the trial."""
-        super().__init__()
-        self.generator = generator
-        self.register_buffer(_SCORE, torch.zeros(()))
-
-
-@dataclass(frozen=True)
-class ScoredMethod(Method):
-    """One trial of a selection: a method, followed by a noisy score of its images.
-
-    Guarantee: the queries of the method, then one noisy sum over all units, under adding or removing one unit. A unit
-    adds 1 if the classifier labels it correctly and 0 if not; the classifier depends on earlier answers alone.
-    """
-
-    name: ClassVar[str] = "scored"
-    paper: ClassVar[str] = "Papernot, Steinke: Hyperparameter Tuning with Rényi Differential Privacy (ICLR 2022)"
-
-    base: str = "dp-merf"
-    settings: str = "{}"
-    score_noise: float = 30.0
-    noise_factor: float = 1.0
-    scale_fixed_noise: bool = False
-
-    @classmethod
-    def small(cls, variant: str = "certified") -> Self:
-        """The smallest configuration, for tests and audits."""
-        return cls.of(find("dp-merf").small(), score_noise=5.0)
-
-    @classmethod
-    def of(cls, method: Method, *, score_noise: float) -> Self:
-        """A trial of ``method``, which is kept as its name and its settings in JSON."""
-        return cls(base=method.identifier(), settings=json.dumps(method.parameters()), score_noise=score_noise)
-
-    @property
-    def method(self) -> Method:
-        """The method that is scored."""
-        return find(self.base).configured(json.loads(self.settings))
-
-    def queries(self) -> tuple[SubsampledGaussian, ...]:
-        """Those of the method, and the score."""
-        score = SubsampledGaussian(_SCORE, (Block(_SCORE, self.score_noise, fixed=True),))
-        return (*self.method.queries(), score)
-
-    def plan(self, budget: AnyBudget) -> Plan:
-        """The queries with the noise of the selection; nothing is calibrated to ``budget``, which is their cost."""
-        return Plan(budget, Scaling(self.noise_factor, self.scale_fixed_noise).of(self.queries()))
-
-    def build(self, shape: Shape, classes: int) -> ScoredModel:
-        """The generator of the method, with a place for the score."""
-        return ScoredModel(self.method.build(shape, classes))
-
-    def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
-        """Train the method, then a classifier on its images, and ask how many units the classifier labels correctly."""
-        generator, counts = self.method.fit_networks(curator)
-        classifier = SyntheticClassifier.trained(self.method, generator, curator)
-
-        def correct(images: Tensor, labels: Tensor, random: object) -> Tensor:
-            return classifier.correct(images, labels)[:, None]
-
-        model = ScoredModel(generator)
-        model.score.copy_(curator.noisy_sum(_SCORE, correct, clip_norm=1.0).flatten()[0])
-        return model, counts
-
-    def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        """Images of the method."""
-        return self.method.generate(model.generator, labels)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -273,7 +214,7 @@ class Tuning:
             raise ValueError("tuning needs methods that are certified")
         if len({method.parameters().get("public", "") for method in candidates}) > 1:
             raise ValueError(f"the candidates have different public collections, and {_NAMED}")
-        scored = [ScoredMethod.of(method, score_noise=score_noise) for method in candidates]
+        scored = [ScoredMethod.of(method, noise=score_noise) for method in candidates]
         queries = [trial.queries() for trial in scored]
         event, scalings = calibrated_selection(queries, budget, trials=expected_trials)
         trials = tuple(
@@ -286,21 +227,16 @@ class Tuning:
         self,
         private: PrivateRecords,
         ledger: Ledger | str | Path | None = None,
+        options: RunOptions | None = None,
         *,
-        device: str | torch.device | None = None,
-        max_images_per_unit: int = 16,
-        command: str | None = None,
-        remarks: Sequence[str] = (),
-        notes: Mapping[str, str] | None = None,
         progress: Callable[[], None] | None = None,
-        internal: bool = False,
     ) -> Release:
-        """Run the selection and return the release of the best trial; see :meth:`Method.fit` for the arguments."""
+        """Run the selection and return the release of the best trial; ``progress`` is called before each trial."""
+        options = options or RunOptions()
         if len(private.classes) < 2:
             raise ValueError("tuning scores trials by a classifier, and the collection has one class only")
         self.budget.check_delta(private.declared_size)
         opened = ledger if isinstance(ledger, Ledger) else Ledger(ledger, limit=self.budget)
-        options: dict[str, Any] = {"device": device, "max_images_per_unit": max_images_per_unit, "internal": internal}
         try:
             if (opened.limit.delta, opened.limit.unit) != (self.budget.delta, self.budget.unit):
                 raise ValueError("the ledger has another δ or unit than the budget; one ledger has one unit and one δ")
@@ -309,7 +245,7 @@ class Tuning:
             opened.reserve(run, (self.event,))
             opened.charge(run, self.event)
             # A warning of each trial would count them.
-            with nullcontext() if internal else catch_warnings(action="ignore"):
+            with nullcontext() if options.internal else catch_warnings(action="ignore"):
                 best, reasons = self._best(private, options, progress)
             for name, digest in best.public_inputs:
                 opened.note_public(run, PublicInput(name, digest))
@@ -328,24 +264,30 @@ class Tuning:
                 classes=private.classes,
                 counts=trial.card.class_counts,
                 declared_size=private.declared_size,
-                max_images_per_unit=max_images_per_unit,
+                max_images_per_unit=options.max_images_per_unit,
                 device=trial.card.device,
-                command=command,
+                command=options.command,
                 claim=None,
-                remarks=(tuned_remark(len(self.trials)), *remarks),
-                notes=notes,
+                remarks=(tuned_remark(len(self.trials)), *options.remarks),
+                notes=options.notes,
             )
         finally:
             if opened is not ledger:
                 opened.close()
-        prefix = "generator."
-        tensors = {
-            key.removeprefix(prefix): value for key, value in trial.model.state_dict().items() if key.startswith(prefix)
-        }
-        return Release(type(method)(**parameters), tensors, card)
+        return Release(type(method)(**parameters), _generator(trial), card)
+
+    def run(
+        self, folder: str | Path, private: PrivateRecords, options: RunOptions, *, progress: Callable[[], None]
+    ) -> Release:
+        """Run the selection into ``folder``, as ``train_run`` does for one training."""
+        run = Run(folder, ledger=options.ledger)
+        facts = {"budget": self.budget.to_json(), **options.facts}
+        return in_folder(
+            run, private, facts, options, lambda: self.fit(private, run.ledger, options, progress=progress)
+        )
 
     def _best(
-        self, private: PrivateRecords, options: Mapping[str, Any], progress: Callable[[], None] | None
+        self, private: PrivateRecords, options: RunOptions, progress: Callable[[], None] | None
     ) -> tuple[_Trial, list[str]]:
         """The trial with the highest score, and why any trial cannot be certified.
 
@@ -366,16 +308,19 @@ class Tuning:
             raise RuntimeError("a selection has at least one trial")
         return best, sorted(reasons)
 
-    def _trial(self, number: int, private: PrivateRecords, options: Mapping[str, Any]) -> _Trial:
+    def _trial(self, number: int, private: PrivateRecords, options: RunOptions) -> _Trial:
         """One trial, on a ledger of its own whose charges must be those that the selection was charged for."""
         planned, scored = self.event.candidates[number], self.trials[number]
         cost = Budget(1.01 * epsilon(planned, self.budget.delta), self.budget.delta, self.budget.unit)
         own = Ledger(None, limit=cost)
-        release = scored.fit(private, cost, own, **options)
+        plain = RunOptions(
+            device=options.device, max_images_per_unit=options.max_images_per_unit, internal=options.internal
+        )
+        release = train(scored, private, scored.plan(cost), own, plain)
         if release.card.events != own.events() or not _covers(planned, own.events()):
             raise RunRefused("a trial asked other queries than the selection was charged for; nothing is released")
         inputs = tuple((one["name"], one["sha256"]) for one in own.public_inputs(release.card.run))
-        return _Trial(release, scored.method, float(release.model.state_dict()[_SCORE]), inputs)
+        return _Trial(release, scored.method, float(release.model.state_dict()[_COUNTS][0]), inputs)
 
 
 @dataclass(frozen=True)
