@@ -24,7 +24,6 @@ NOT_NUMBERS = (
     "data/holdout.py",
     "data/remote.py",
     "evaluation/results.py",
-    "methods/first_edition.py",
     "methods/registry.py",
     "privacy/distributed.py",
     "privacy/gradients/errors.py",

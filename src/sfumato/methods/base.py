@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.methods.default_settings import settings_remark
-from sfumato.methods.first_edition import moved_parameter, published_class, renamed_parameters
 from sfumato.networks.pixels import Shape as Shape
 from sfumato.privacy import (
     AnyBudget,
@@ -62,9 +61,7 @@ class Method(ABC):
         if self.variant == "certified":
             object.__setattr__(self, "variant", next(iter(self.variants)))
         if self.variant not in self.variants:
-            published = published_class(self.name, self.variant)
-            hint = f"it is the method {published!r} now" if published else f"it has {', '.join(self.variants)}"
-            raise ValueError(f"{self.name} has no variant {self.variant!r}; {hint}")
+            raise ValueError(f"{self.name} has no variant {self.variant!r}; it has {', '.join(self.variants)}")
 
     # What the author of a method writes
 
@@ -171,7 +168,7 @@ class Method(ABC):
         values: dict[str, Any] = {}
         for key, value in settings.items():
             if key not in hints:
-                raise ValueError(f"{cls.name} has no parameter {key!r}; {_nearest(cls.name, key, hints)}")
+                raise ValueError(f"{cls.name} has no parameter {key!r}; {_nearest(key, hints)}")
             values[key] = _convert(key, value, hints[key])
         return cls(**values)
 
@@ -190,13 +187,8 @@ def check_choices(method: Method, choices: Mapping[str, Collection[str]]) -> Non
             raise ValueError(f"{field} must be one of {', '.join(allowed)}, not {value!r}")
 
 
-def _nearest(method: str, key: str, known: Collection[str]) -> str:
-    """What an unknown parameter is called now, or the known parameter that is spelled most like it."""
-    if moved := moved_parameter(method, key):
-        return moved
-    present = renamed_parameters(method).get(key)
-    if present in known:
-        return f"it is called {present!r} now"
+def _nearest(key: str, known: Collection[str]) -> str:
+    """The known parameter that is spelled most like ``key``, or all of them."""
     near = difflib.get_close_matches(key, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}"
 
