@@ -19,7 +19,7 @@ from PIL import Image
 
 from browser import DESKTOP, PHONE, Browser
 from sfumato.data.digits import draw_digits
-from sfumato.experiments.compare import ComparedMethod, ComparedMetric, ComparisonResult, Summary
+from sfumato.experiments.comparison import ComparedMethod, ComparedMetric, ComparisonResult, Summary
 from sfumato.experiments.results import ResultRow, ResultSet
 from sfumato.release.pages import data_address
 from sfumato.report.comparison import comparison_page

@@ -21,7 +21,7 @@ LAYERS = (
     ("release",),
     ("training",),
     ("methods",),
-    ("evaluation",),
+    ("evaluation", "planning"),
     ("audit",),
     ("experiments",),
     ("report",),

@@ -14,7 +14,7 @@ from sfumato.data.digits import draw_digits
 from sfumato.evaluation.evaluate import evaluate
 from sfumato.evaluation.private_views import nearest_neighbours, write_side_by_side, write_view
 from sfumato.evaluation.results import EvaluationResult
-from sfumato.experiments.compare import ClassSummary, ComparedMethod, ComparedMetric, ComparisonResult, Summary
+from sfumato.experiments.comparison import ClassSummary, ComparedMethod, ComparedMetric, ComparisonResult, Summary
 from sfumato.methods import DPMERF
 from sfumato.methods.registry import load
 from sfumato.privacy import Budget

@@ -158,9 +158,7 @@ def noise_command(
 
 @audit_app.command("canary")
 def canary_command(
-    method: Annotated[
-        str | None, typer.Argument(help="A method, or nothing for the case studies of published algorithms.")
-    ] = None,
+    method: MethodName,
     *,
     variant: Variant = "certified",
     canaries: Annotated[int, typer.Option(min=10, help="In one run; at most the size of an answer.")] = 1000,
@@ -174,21 +172,9 @@ def canary_command(
     as_json: Json = False,
 ) -> None:
     """Lower bounds on ε by attack. Exit 1 when a method's measured ε is above the printed one."""
-    import numpy as np
-
     from sfumato.audit import canary
-    from sfumato.audit.case_studies import CASE_STUDIES
     from sfumato.privacy import Budget
 
-    if method is None:
-        found = [make(np.random.default_rng(seed)) for make in CASE_STUDIES.values()]
-        if as_json:
-            return print_json({"case_studies": [one.to_json() for one in found]})
-        print_table(
-            ("algorithm", "claimed", "measured", "threat model", "note", "s"),
-            [(m.name, f"{m.claimed:g}", str(m.bound), m.bound.threat, m.note, f"{m.seconds:.0f}") for m in found],
-        )
-        return None
     chosen = find_method(method, variant, settings)
     budget = budget_for(chosen, epsilon, delta, unit)
     if not isinstance(budget, Budget):

@@ -18,7 +18,7 @@ from sfumato.experiments.results import NOTICE
 from sfumato.files import write_file
 
 if TYPE_CHECKING:
-    from sfumato.experiments.compare import ComparisonResult
+    from sfumato.experiments.comparison import ComparisonResult
 
 # Torch is imported where it is used: ``sfumato --help`` should not wait for it.
 

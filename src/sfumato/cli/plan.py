@@ -13,9 +13,9 @@ from sfumato.cli.console import ProgressBar, duration, print_json, print_table, 
 from sfumato.cli.options import BudgetOptions, Device, Json, MethodOptions, TimeLimit, device_named
 
 if TYPE_CHECKING:
-    from sfumato.experiments.expected_use import PublicFacts
-    from sfumato.experiments.planning import MethodPlan
     from sfumato.methods import Method
+    from sfumato.planning.expected_use import PublicFacts
+    from sfumato.planning.plan import MethodPlan
     from sfumato.privacy import Plan
     from sfumato.training.profiling import Work
 
@@ -137,7 +137,7 @@ def _public_facts(
     budget: BudgetOptions, images: int, images_per_person: float, *, shape: tuple[int, int], classes: int
 ) -> PublicFacts:
     """The facts of a plan; ε is 1 and δ follows from the number of units where they are not given."""
-    from sfumato.experiments.expected_use import PublicFacts
+    from sfumato.planning.expected_use import PublicFacts
 
     if budget.no_guarantee:
         raise ValueError("--no-guarantee: name the method; all of them are compared under a guarantee only")
@@ -157,7 +157,7 @@ def _public_facts(
 
 
 def _say_use(method: Method, facts: PublicFacts) -> None:
-    from sfumato.experiments.planning import plan_method
+    from sfumato.planning.plan import plan_method
 
     row = plan_method(method, facts)
     say(f"expected use: {row.expected_use or 'unknown'}; {row.why}")
@@ -165,7 +165,7 @@ def _say_use(method: Method, facts: PublicFacts) -> None:
 
 def _plan_all(parameters: MethodOptions, facts: PublicFacts, *, device: str, time_limit: float, as_json: bool) -> None:
     """A row for every certified method; nothing is calibrated or timed, so that the table is there at once."""
-    from sfumato.experiments.planning import choose_method, plan_all
+    from sfumato.planning.plan import choose_method, plan_all
 
     if parameters.values():
         raise ValueError(f"--set {next(iter(parameters.values()))}: name the method that has this parameter")
@@ -204,7 +204,7 @@ def _plan_all(parameters: MethodOptions, facts: PublicFacts, *, device: str, tim
 
 def _images_for_more(row: MethodPlan, facts: PublicFacts) -> str:
     """How many images the next better use takes at this budget."""
-    from sfumato.experiments.expected_use import GOOD_FROM, HOPELESS_BELOW, Use, images_needed
+    from sfumato.planning.expected_use import GOOD_FROM, HOPELESS_BELOW, Use, images_needed
 
     if row.share is None or row.expected_use is Use.GOOD:
         return ""

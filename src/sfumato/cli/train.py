@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sfumato.data import Images
-    from sfumato.experiments.expected_use import PublicFacts
     from sfumato.methods import Method
+    from sfumato.planning.expected_use import PublicFacts
     from sfumato.privacy import AnyBudget
     from sfumato.privacy.distributed import World
     from sfumato.release import Release
@@ -53,8 +53,8 @@ def public_facts(images: Images, budget: AnyBudget, declared_size: int | None) -
     The declared number counts units, so that persons are compared with persons. The number of images in the collection
     is private and is not looked at.
     """
-    from sfumato.experiments.expected_use import PublicFacts
-    from sfumato.experiments.planning import ASSUMED_IMAGES
+    from sfumato.planning.expected_use import PublicFacts
+    from sfumato.planning.plan import ASSUMED_IMAGES
     from sfumato.privacy import Budget
 
     if not isinstance(budget, Budget):
@@ -72,7 +72,7 @@ def public_facts(images: Images, budget: AnyBudget, declared_size: int | None) -
 
 def choose(facts: PublicFacts | None, *, device: str, time_limit: float) -> str:
     """The name of the method for these facts; the reason goes to standard error."""
-    from sfumato.experiments.planning import choose_method
+    from sfumato.planning.plan import choose_method
 
     if facts is None:
         raise ValueError("choose a method with --method; 'sfumato methods' lists them")
@@ -86,7 +86,7 @@ def expected_use(method: Method, facts: PublicFacts | None, *, declared: bool) -
 
     Without a declared number nothing is compared with the collection: the sentence says how many images are needed.
     """
-    from sfumato.experiments.planning import plan_method, use_needs, use_warning
+    from sfumato.planning.plan import plan_method, use_needs, use_warning
 
     if facts is None:
         return ()

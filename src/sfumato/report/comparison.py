@@ -11,14 +11,17 @@ from markupsafe import Markup
 from sfumato.data.images import Options
 from sfumato.evaluation.protocols import protocol_named
 from sfumato.evaluation.results import REAL, ImageCounts, LeftOut, Measurement, metric_named
-from sfumato.experiments.compare import ComparedMethod, ComparisonResult, gather, to_csv
 from sfumato.experiments.comparison import (
+    ComparedMethod,
+    ComparisonResult,
     chosen_methods,
     comparison_conditions,
     comparison_hold_out,
     comparison_trainings,
+    gather_comparison,
     planned_epsilon,
     run_comparison,
+    to_csv,
 )
 from sfumato.experiments.runner import Progress, ignore
 from sfumato.experiments.spec import EvaluationSpec
@@ -230,7 +233,7 @@ def compare(
         options=options,
     )
     failed = run_comparison(trainings, conditions, division=division, jobs=jobs, report=report)
-    result = gather(trainings, conditions, failed=failed)
+    result = gather_comparison(trainings, conditions, failed=failed)
     write_comparison(result, folder)
     return result
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from sfumato.evaluation import private_views
 from sfumato.evaluation.private_views import CLASSES_AT_MOST
 from sfumato.evaluation.results import REAL, EvaluationResult, MemorisationSummary
-from sfumato.experiments.expected_use import Use
+from sfumato.planning.expected_use import Use
 from sfumato.privacy.events import RawAccess
 from sfumato.release.card import Card
 from sfumato.report.chart import (

@@ -7,10 +7,8 @@ from html import escape
 from typing import Any
 
 from sfumato.experiments.gather import OWN_DISTANCE
-from sfumato.experiments.papers.entries import Entry, Figure, Paper, Value
-from sfumato.experiments.papers.layout import EntryRow
-from sfumato.experiments.papers.result import Compared, compared, entry_name
-from sfumato.experiments.papers.scale import REPETITIONS
+from sfumato.experiments.papers.entries import REPETITIONS, Entry, Figure, Paper, Value
+from sfumato.experiments.papers.result import Compared, EntryRow, compared, entry_name
 from sfumato.experiments.results import Measured, ResultSet
 from sfumato.experiments.training import release_for
 from sfumato.report.chart import Point, Series, curve, figure

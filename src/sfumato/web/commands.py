@@ -11,7 +11,7 @@ from sfumato.web.choices import Choices, Form, method_options
 from sfumato.web.workspace import Workspace
 
 if TYPE_CHECKING:  # it would load torch, which the worker of a job does not need
-    from sfumato.experiments.expected_use import PublicFacts
+    from sfumato.planning.expected_use import PublicFacts
 
 # Options are written as one word, --name=value, so that no value can be taken for an option.
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sfumato.experiments.expected_use import PublicFacts
-from sfumato.experiments.planning import plan_all
 from sfumato.methods import find
+from sfumato.planning.expected_use import PublicFacts
+from sfumato.planning.plan import plan_all
 from sfumato.privacy import Budget, BudgetExceeded
 from sfumato.training.run import Run
 from sfumato.web.choices import Choices, Form, limit_option, method_options

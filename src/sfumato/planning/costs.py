@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from sfumato.experiments.papers.entries import read_toml
 from sfumato.methods import Method
 
 REFERENCE_VALUES = 784
@@ -16,7 +17,7 @@ REFERENCE_VALUES = 784
 @cache
 def costs() -> dict[str, Any]:
     """The content of ``costs.toml``."""
-    return read_toml("costs.toml")
+    return tomllib.loads(Path(__file__).with_name("costs.toml").read_text(encoding="utf-8"))
 
 
 def training_seconds(method: Method, *, records: int, values: int, device: str) -> float:

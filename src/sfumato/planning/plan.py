@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sfumato.experiments.expected_use import (
+from sfumato.methods import METHODS, Method, find
+from sfumato.planning.costs import REFERENCE_VALUES, costs, training_seconds
+from sfumato.planning.expected_use import (
     GOOD_FROM,
     HOPELESS_BELOW,
     PublicFacts,
@@ -15,8 +17,6 @@ from sfumato.experiments.expected_use import (
     images_needed,
     signal_to_noise,
 )
-from sfumato.experiments.papers.costs import REFERENCE_VALUES, costs, training_seconds
-from sfumato.methods import METHODS, Method, find
 
 ASSUMED_IMAGES = 10_000
 """The number of images that a choice is made for where none is declared: the real one is private."""
