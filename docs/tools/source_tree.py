@@ -18,6 +18,7 @@ LAYERS = (
     ("files",),
     ("privacy", "networks"),
     ("data",),
+    ("options",),
     ("release",),
     ("training",),
     ("methods",),

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sfumato.cli.console import ProgressBar, console, print_json, remark
-from sfumato.cli.options import Collection, ReadingOptions, config_text, device_named
+from sfumato.cli.options import Collection, config_text, device_named
 from sfumato.experiments.results import NOTICE
 from sfumato.files import write_file
+from sfumato.options import ReadingOptions
 
 if TYPE_CHECKING:
     from sfumato.experiments.comparison import ComparisonResult

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sfumato.cli.console import ProgressBar, print_table, say, use_quiet, warn
-from sfumato.cli.options import Device, ReadingOptions, device_named
+from sfumato.cli.options import Device, device_named
 from sfumato.files import write_json
+from sfumato.options import ReadingOptions
 
 if TYPE_CHECKING:
     from sfumato.data.images import Images

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.cli.console import print_json, print_table, say
-from sfumato.cli.options import BudgetOptions, Json, signing_key
+from sfumato.cli.options import Json, signing_key
 from sfumato.cli.plan import QUERY_HEADINGS, query_rows
+from sfumato.options import BudgetOptions
 
 if TYPE_CHECKING:
     from sfumato.privacy import Ledger

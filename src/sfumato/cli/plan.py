@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.cli.console import ProgressBar, duration, print_json, print_table, remark, remark_table, say
-from sfumato.cli.options import BudgetOptions, Device, Json, MethodOptions, TimeLimit, device_named
+from sfumato.cli.options import Device, Json, MethodOptions, TimeLimit, device_named
+from sfumato.options import BudgetOptions
 
 if TYPE_CHECKING:
     from sfumato.methods import Method

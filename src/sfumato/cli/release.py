@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from sfumato.cli.console import ProgressBar, console, errors, print_json, say, use_quiet
-from sfumato.cli.options import AllowCustom, Json, ReleasePath, device_named, label_set
+from sfumato.cli.options import AllowCustom, Json, ReleasePath, device_named
 from sfumato.files import new_file, private_folder, write_file
+from sfumato.options import label_set
 
 
 def sample(

@@ -13,18 +13,17 @@ import typer
 
 from sfumato.cli.console import ProgressBar, duration, remark, say, use_quiet, warn
 from sfumato.cli.options import (
-    BudgetOptions,
     Collection,
     Device,
     MethodName,
     MethodOptions,
-    ReadingOptions,
     TimeLimit,
     config_text,
     device_named,
     signing_key,
 )
 from sfumato.cli.plan import remark_plan
+from sfumato.options import BudgetOptions, ReadingOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sfumato.cli.console import ProgressBar, remark, say
-from sfumato.cli.options import BudgetOptions, Collection, Device, ReadingOptions, config_text, device_named
+from sfumato.cli.options import Collection, Device, config_text, device_named
 from sfumato.cli.train import check_unit, expected_use, noted, public_facts, read_with_progress
+from sfumato.options import BudgetOptions, ReadingOptions
 
 if TYPE_CHECKING:
     from sfumato.methods import Method

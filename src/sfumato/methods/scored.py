@@ -89,7 +89,7 @@ class ScoredMethod(Method):
     answers alone.
     """
 
-    name: ClassVar[str] = "scored"
+    name: ClassVar[str] = "measured"
     paper: ClassVar[str] = "Papernot, Steinke: Hyperparameter Tuning with Rényi Differential Privacy (ICLR 2022)"
 
     base: str = "dp-merf"
@@ -241,7 +241,7 @@ class Tuning:
             if (opened.limit.delta, opened.limit.unit) != (self.budget.delta, self.budget.unit):
                 raise ValueError("the ledger has another δ or unit than the budget; one ledger has one unit and one δ")
             facts = {"plan": {"budget": self.budget.to_json(), "events": [self.event.to_json()]}}
-            run = opened.start_run(method=ScoredMethod.name, variant="selection", seeded=False, facts=facts)
+            run = opened.start_run(method="scored", variant="selection", seeded=False, facts=facts)
             opened.reserve(run, (self.event,))
             opened.charge(run, self.event)
             # A warning of each trial would count them.

@@ -17,6 +17,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
+from sfumato.options import ReadingOptions
 from sfumato.release.pages import page_environment, render
 from sfumato.release.plain_numbers import factor_text, level
 from sfumato.report.public import TEMPLATES as REPORT_TEMPLATES
@@ -101,7 +102,7 @@ class Forms:
             unit, delta = (None, None) if bound is None else (bound.unit, bound.delta)
             fields = proposed_fields(inspection, unit=unit, delta=delta)
         fields = fields or {}
-        columns = [f"--{key}={fields[field]}" for key, field in _COLUMNS.items() if fields.get(field)]
+        columns = ReadingOptions(image_column=fields.get("image_column"), label_column=fields.get("label_column"))
         return page(
             request,
             "collection.html.jinja",
@@ -173,9 +174,6 @@ class Forms:
         names = itertools.chain([run], (f"{run}-{number}" for number in itertools.count(2)))
         free = next(name for name in names if not (self.workspace.folder / "runs" / name).exists())
         return training_fields(found.commands, free)
-
-
-_COLUMNS = {"image-column": "image_column", "label-column": "label_column"}
 
 
 def address_of_choices(job: Job) -> str | None:

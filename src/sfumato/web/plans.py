@@ -38,25 +38,26 @@ def plan_facts(choices: Choices, inspection: Mapping[str, Any], *, back: str | N
         raise Refused("no image can be read as it was chosen; the collection's page has the reasons", back=back)
     sizes = [max(one["height"], one["width"]) for one in inspection["sizes"][:1]]
     images = inspection["images"]
+    colour = choices.reading.colour
     persons = inspection["persons"] if choices.unit == "person" else 0
     return PublicFacts(
         images=choices.declared_size or images,
-        size=choices.size or (sizes[0] if sizes else _USUAL_SIZE),
+        size=choices.reading.size or (sizes[0] if sizes else _USUAL_SIZE),
         classes=class_count(choices, inspection),
         epsilon=choices.epsilon,
         delta=choices.delta,
-        channels=3 if choices.colour == "rgb" or (not choices.colour and "colour" in inspection["colours"]) else 1,
+        channels=3 if colour == "rgb" or (not colour and "colour" in inspection["colours"]) else 1,
         images_per_person=max(1.0, images / persons) if persons else 1.0,
     )
 
 
 def class_count(choices: Choices, inspection: Mapping[str, Any]) -> int:
     """The number of classes that were declared, or that were found."""
-    if choices.no_labels:
+    if choices.reading.no_labels:
         return 1
-    if choices.classes is None:
+    if choices.reading.classes is None:
         return max(1, len(inspection["declared_classes"] or inspection["labels"]))
-    return int(choices.classes) if choices.classes.isdigit() else choices.classes.count(",") + 1
+    return int(choices.reading.classes) if choices.reading.classes.isdigit() else choices.reading.classes.count(",") + 1
 
 
 def plans(facts: PublicFacts) -> list[dict[str, Any]]:
