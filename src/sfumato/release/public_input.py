@@ -20,6 +20,10 @@ from sfumato.release.card import CERTIFIED, Card
 from sfumato.release.export import DESCRIPTION, described_guarantee, is_export
 
 
+_OTHER_ACCOUNTANT = 1e-3  # between versions of the accountant
+_ROUNDED = 0.02
+
+
 def read_public(
     path: str | Path, *, size: tuple[int, int], colour: Literal["grey", "rgb"]
 ) -> tuple[PublicImages, PublicInput]:
@@ -65,16 +69,15 @@ def read_public(
 
 
 def follows(card: Card) -> bool:
-    """Whether the ε of a certified card covers what its events cost."""
+    """Whether the ε of a certified card is what its events cost, rounded up."""
     if card.epsilon is None or card.delta is None or not card.accounted:
         return False
     rule = card.composition or {}
     if rule.get("rule") == "renyi filter":
-        return filtered_epsilon(card.accounted, int(rule["order"]), card.delta) <= card.epsilon
-    return epsilon(card.accounted, card.delta) <= card.epsilon * (1 + _OTHER_ACCOUNTANT)
-
-
-_OTHER_ACCOUNTANT = 1e-3  # between versions of the accountant
+        cost = filtered_epsilon(card.accounted, int(rule["order"]), card.delta)
+    else:
+        cost = epsilon(card.accounted, card.delta)
+    return cost * (1 - _OTHER_ACCOUNTANT) <= card.epsilon <= cost * (1 + _ROUNDED)
 
 
 def content_sha256(images: Images) -> str:

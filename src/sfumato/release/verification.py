@@ -104,7 +104,7 @@ def disagreements(card: Card, ledger: Ledger) -> list[str]:
     planned = ledger.committed_events(run)
     if set(card.planned) != set(beyond(events, planned)):
         found.append("the plan on the card is not the one that the run was started with")
-    if card.lineage != ledger.lineage(run):
+    if card.ledger and card.lineage != ledger.lineage(run):
         found.append("the card names other earlier releases than the ledger")
     if card.composition is not None and (card.composition["rule"] == "renyi filter") != ledger.adaptive(run):
         found.append("the card joins its events by another rule than the ledger's runs need")
