@@ -19,7 +19,6 @@ from sfumato.privacy.interfaces import PublicInput
 from sfumato.release.card import CERTIFIED, Card
 from sfumato.release.export import DESCRIPTION, described_guarantee, is_export
 
-
 _OTHER_ACCOUNTANT = 1e-3  # between versions of the accountant
 _ROUNDED = 0.02
 
