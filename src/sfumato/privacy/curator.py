@@ -6,7 +6,7 @@ was not planned is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -156,6 +156,20 @@ class Curator:
 
     def noisy_sum(self, name: str, features: Features, *, clip_norm: float, by_class: bool = False) -> Tensor:
         """The sum over all units of ``features``, each clipped to ``clip_norm``; a query of one step at rate 1."""
+        return self._single(
+            name, lambda step, block: step.noisy_sum(block, features, clip_norm=clip_norm, by_class=by_class)
+        )
+
+    def noisy_second_moments(
+        self, name: str, features: Features, *, clip_norm: float, by_class: bool = False
+    ) -> Tensor:
+        """The sum over all units of outer products of ``features``; a query of one step at rate 1."""
+        return self._single(
+            name, lambda step, block: step.noisy_second_moments(block, features, clip_norm=clip_norm, by_class=by_class)
+        )
+
+    def _single(self, name: str, ask: Callable[[Step, str], Tensor]) -> Tensor:
+        """The answer to the only block of the only step of an event at rate 1, or the one that was kept."""
         stored = self._checkpoint.answer(name) if self._checkpoint else None
         if stored is not None:
             self._use(name, 1)
@@ -164,7 +178,7 @@ class Curator:
         if event.sampling_rate != 1 or event.steps != 1 or len(event.blocks) != 1:
             raise ValueError(f"{name!r} is planned as steps; query it inside them")
         for step in self.steps(name):
-            answer = step.noisy_sum(event.blocks[0].name, features, clip_norm=clip_norm, by_class=by_class)
+            answer = ask(step, event.blocks[0].name)
             if self._checkpoint:
                 self._checkpoint.save_answer(name, answer)
             return answer
