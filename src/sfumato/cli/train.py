@@ -26,14 +26,11 @@ from sfumato.cli.plan import remark_plan
 from sfumato.options import BudgetOptions, ReadingOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sfumato.data import Images
     from sfumato.methods import Method
     from sfumato.planning.expected_use import PublicFacts
     from sfumato.privacy import AnyBudget
     from sfumato.privacy.distributed import World
-    from sfumato.release import Release
     from sfumato.release.signature import SigningKey
     from sfumato.training.run import Run
 
@@ -240,7 +237,7 @@ def train(
         chosen = for_minutes(
             chosen, minutes, images, declared_size=declared_size, device=device, run=run, resume=resume
         )
-    trained, finish = measured(chosen, release_accuracy, classes=len(images.classes))
+    trained = measured(chosen, release_accuracy, classes=len(images.classes))
     if planned is None or planned.budget != allowed or trained is not chosen or minutes is not None:
         planned = trained.plan(allowed)
     remark_plan(chosen, planned)
@@ -270,7 +267,6 @@ def train(
                 resume=resume,
                 facts={"data": resolved(data), "reading": _plain(reading), "hold_out": hold_out},
                 files=files,
-                finish=finish,
                 key=keys[0] if world.first else None,
             )
             release = train_run(out, trained, private, planned, options)
@@ -318,6 +314,8 @@ def check_unit(budget: AnyBudget, *, persons: bool, given: bool) -> None:
         remark("Persons are named, but --unit image protects single images: a person with k images gets k times the ε.")
     if budget.unit == "person" and not given:
         remark("Persons are named: the guarantee holds for all images of a person together (--unit person).")
+    if budget.unit == "person":
+        remark("Names that differ in digits alone, such as 7 and 007, are two persons; 'sfumato inspect' counts them.")
 
 
 def _plain(reading: ReadingOptions) -> dict[str, Any]:
@@ -328,22 +326,19 @@ def _plain(reading: ReadingOptions) -> dict[str, Any]:
     return facts
 
 
-def measured(method: Method, noise: float | None, *, classes: int) -> tuple[Method, Callable[[Release], Release]]:
-    """The method, followed by a noisy count of what a classifier labels correctly if one is asked for.
-
-    The second is what makes the release of the method itself from that of the two.
-    """
-    from sfumato.methods.scored import ScoredMethod, measured_release
+def measured(method: Method, noise: float | None, *, classes: int) -> Method:
+    """The method, followed by a noisy count of what a classifier labels correctly if one is asked for."""
+    from sfumato.methods.scored import ScoredMethod
 
     if noise is None:
-        return method, lambda release: release
+        return method
     if classes < 2:
         raise ValueError("--release-accuracy: accuracy needs at least two classes, and the collection has one")
     if not method.certified_variants():
         raise ValueError("--release-accuracy is a noisy count within a budget, and this method has no guarantee")
     if any(event.shards is not None for event in method.queries()):
         raise ValueError(f"--release-accuracy: {method.name} works on shards, whose queries cannot be added to others")
-    return ScoredMethod.of(method, noise=noise), measured_release
+    return ScoredMethod.of(method, noise=noise)
 
 
 def check_order(data: Path, second: Path | None) -> None:

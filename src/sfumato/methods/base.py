@@ -156,6 +156,10 @@ class Method(ABC):
         )
         return train(self, private, self.plan(budget), ledger, options, checkpoint=checkpoint, tape=tape)
 
+    def published(self, release: Release) -> Release:
+        """What may leave of what was trained, where that is not all."""
+        return release
+
     def settings_remark(self) -> str:
         """A sentence for the card: whether these are the default settings, and on what those were chosen."""
         defaults = type(self)(variant=self.variant).parameters()

@@ -148,6 +148,10 @@ class ScoredMethod(Method):
         """Images of the method."""
         return self.method.generate(model.generator, labels)  # type: ignore[arg-type]
 
+    def published(self, release: Release) -> Release:
+        """The generator of the method, with the measured accuracy on its card; a trial keeps its score."""
+        return release if self.noise_factor else measured_release(release)
+
     def settings_remark(self) -> str:
         """That of the method."""
         return self.method.settings_remark()
@@ -246,10 +250,9 @@ class Tuning:
             opened.charge(run, self.event)
             # A warning of each trial would count them.
             with nullcontext() if options.internal else catch_warnings(action="ignore"):
-                best, reasons = self._best(private, options, progress)
-            for name, digest in best.public_inputs:
-                opened.note_public(run, PublicInput(name, digest))
-            opened.end_run(run)
+                best, reasons = self._best(private, opened, options, progress)
+            for name, fingerprint in best.public_inputs:
+                opened.note_public(run, PublicInput(name, "", fingerprint=fingerprint))
             method, trial = best.method, best.release
             parameters = method.parameters()
             card = make_card(
@@ -271,10 +274,12 @@ class Tuning:
                 remarks=(tuned_remark(len(self.trials)), *options.remarks),
                 notes=options.notes,
             )
+            release = Release(type(method)(**parameters), _generator(trial), card).bound()
+            opened.end_run(run, files=release.hashes())
+            return release
         finally:
             if opened is not ledger:
                 opened.close()
-        return Release(type(method)(**parameters), _generator(trial), card)
 
     def run(
         self, folder: str | Path, private: PrivateRecords, options: RunOptions, *, progress: Callable[[], None]
@@ -287,7 +292,7 @@ class Tuning:
         )
 
     def _best(
-        self, private: PrivateRecords, options: RunOptions, progress: Callable[[], None] | None
+        self, private: PrivateRecords, ledger: Ledger, options: RunOptions, progress: Callable[[], None] | None
     ) -> tuple[_Trial, list[str]]:
         """The trial with the highest score, and why any trial cannot be certified.
 
@@ -298,7 +303,7 @@ class Tuning:
         for _ in range(draw_trials(self.event.shape, self.event.gamma)):
             if progress is not None:
                 progress()
-            trial = self._trial(secrets.randbelow(len(self.trials)), private, options)
+            trial = self._trial(secrets.randbelow(len(self.trials)), private, ledger, options)
             reasons |= set(trial.release.card.reasons)
             if best is not None and trial.public_inputs != best.public_inputs:
                 raise RunRefused(f"trials treated different collections as public, and {_NAMED}")
@@ -308,18 +313,19 @@ class Tuning:
             raise RuntimeError("a selection has at least one trial")
         return best, sorted(reasons)
 
-    def _trial(self, number: int, private: PrivateRecords, options: RunOptions) -> _Trial:
+    def _trial(self, number: int, private: PrivateRecords, ledger: Ledger, options: RunOptions) -> _Trial:
         """One trial, on a ledger of its own whose charges must be those that the selection was charged for."""
         planned, scored = self.event.candidates[number], self.trials[number]
         cost = Budget(1.01 * epsilon(planned, self.budget.delta), self.budget.delta, self.budget.unit)
         own = Ledger(None, limit=cost)
+        own.share_key(ledger)
         plain = RunOptions(
             device=options.device, max_images_per_unit=options.max_images_per_unit, internal=options.internal
         )
         release = train(scored, private, scored.plan(cost), own, plain)
         if release.card.events != own.events() or not _covers(planned, own.events()):
             raise RunRefused("a trial asked other queries than the selection was charged for; nothing is released")
-        inputs = tuple((one["name"], one["sha256"]) for one in own.public_inputs(release.card.run))
+        inputs = tuple((one["name"], one["fingerprint"]) for one in own.public_inputs(release.card.run))
         return _Trial(release, scored.method, float(release.model.state_dict()[_COUNTS][0]), inputs)
 
 

@@ -22,7 +22,7 @@ from sfumato.privacy.distributed import World
 from sfumato.privacy.interfaces import Tape
 from sfumato.privacy.ledger import new_run_id
 from sfumato.privacy.session import Session, check_limit, session
-from sfumato.release.card import make_card
+from sfumato.release.card import Card, make_card
 from sfumato.release.release import Release, Sampler
 from sfumato.release.signature import SigningKey
 from sfumato.training.checkpoint import FolderCheckpoint
@@ -46,12 +46,11 @@ class Trainable(Sampler, Protocol):
     def claim(self) -> dict[str, Any] | None:
         """The ε that its authors claim for the same noise."""
 
+    def published(self, release: Release) -> Release:
+        """What may leave of what was trained, where that is not all."""
+
     def settings_remark(self) -> str:
         """A sentence for the card about where the settings come from."""
-
-
-def _unchanged(release: Release) -> Release:
-    return release
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,6 @@ class RunOptions:
         resume: Continue the run that was begun in the folder.
         facts: What a resumption must give again, besides method, parameters, budget and these options.
         files: Texts that are written into ``internal/`` when the run begins, by name.
-        finish: What becomes of the release before it is written.
         key: Signs the release.
     """
 
@@ -87,7 +85,6 @@ class RunOptions:
     resume: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
-    finish: Callable[[Release], Release] = _unchanged
     key: SigningKey | None = None
 
 
@@ -122,6 +119,13 @@ def train(
     )
     with running as run:
         tensors, counts = _trained(method, run)
+        # Built anew from its parameters: nothing that the training left on the object crosses into the release.
+        rebuilt = type(method).configured(parameters)
+        if run.card is not None:
+            card = Card.from_json(json.loads(run.card))
+            release = rebuilt.published(Release(rebuilt, tensors, card))
+            release.card = card  # whose hash is on the ledger
+            return release
         card = make_card(
             method=method.identifier(),
             paper=method.paper,
@@ -141,8 +145,9 @@ def train(
             remarks=(method.settings_remark(), *options.remarks),
             notes=options.notes,
         )
-    # Built anew from its parameters: nothing that the training left on the object crosses into the release.
-    return Release(type(method).configured(parameters), tensors, card)
+        release = rebuilt.published(Release(rebuilt, tensors, card)).bound()
+        run.end(release.card.text, release.hashes())
+    return release
 
 
 def _trained(method: Trainable, run: Session) -> tuple[Mapping[str, Tensor], Sequence[float] | None]:
@@ -153,7 +158,7 @@ def _trained(method: Trainable, run: Session) -> tuple[Mapping[str, Tensor], Seq
         torch.manual_seed(run.public_seed)
         model, noisy = method.fit_networks(run.curator)
     tensors, counts = model.state_dict(), None if noisy is None else noisy.values.tolist()
-    run.end(tensors, counts)
+    run.learnt(tensors, counts)
     return tensors, counts
 
 
@@ -211,7 +216,7 @@ def in_folder(
     world.from_first(begin)
     cost = Cost(options.device or "cpu", resumed=options.resume)
     try:
-        release = options.finish(learn())
+        release = learn()
         if world.first:
             cost.keep(run.internal)
             run.finish(release, key=options.key)
