@@ -28,10 +28,11 @@ class EmbeddedImages(MeanImages):
     def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__(shape, classes)
         del self.offset
-        self.offset = nn.Embedding.from_pretrained(torch.zeros(classes, len(self.base)), freeze=False)
+        self.add_module("offset", nn.Embedding.from_pretrained(torch.zeros(classes, len(self.base)), freeze=False))
 
     def forward(self, labels: Tensor) -> Tensor:
-        return (self.offset(labels) + self.base).view(-1, *self.shape)
+        offset: Tensor = self.get_submodule("offset")(labels)
+        return (offset + self.base).view(-1, *self.shape)
 
 
 def last_digit(value: Tensor | float) -> Tensor | float:
