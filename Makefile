@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo dist docs wheelhouse test test-long mutants lint browser evidence clean
+.PHONY: demo dist docs wheelhouse test test-long mutants lint check browser clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,13 +16,13 @@ demo: $(INSTALLED)
 	$(BIN)/sfumato demo --out demo
 
 lint: $(INSTALLED)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs/tools
+	$(BIN)/ruff format --check src tests benchmarks docs/tools
 	$(BIN)/mypy
 
-# Results that are older than the code they measure.
-evidence: $(INSTALLED)
-	$(BIN)/sfumato experiment evidence
+# Numbers of the pages against their files, links, commands, imports: a line for each finding, and each old result.
+check: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python docs/tools/check.py
 
 # The site in site/, read from disk: open site/index.html. A link or an anchor that leads nowhere is an error.
 docs: $(INSTALLED)
@@ -47,7 +47,7 @@ browser:
 	  echo "The browser tests need Chromium. Install it as root (apt-get install chromium), then run make again." >&2; exit 1; \
 	fi
 
-test: $(INSTALLED) lint browser
+test: $(INSTALLED) lint check browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 # Whole journeys through the command line, from raw files to pages; they take minutes each.

@@ -1,7 +1,7 @@
 """The same model by two engines: DP-VAE's network, batches, clip and noise by Sfumato and by Opacus, in one run.
 
     OMP_NUM_THREADS=1 python benchmarks/opacus_engine.py --results docs/results
-    sfumato experiment render
+    python docs/tools/render.py
 
 Both train the network of ``dp-vae`` with the same Poisson sampling rate, clip norm, noise multiplier, steps, learning
 rate and averaging on drawn digits, in turn and each in a process of its own. Accuracy and distance are measured by the

@@ -5,7 +5,7 @@
 #
 # Stops after SECONDS (default 570) and exits with 75 while something is left; the same command then continues, from the
 # checkpoints of trainings that were cut off. Trainings of a stage share the device. Result files, with commit, device and
-# the hash of the raw logs, are in OUT/results; copy them to docs/results, then: sfumato experiment render.
+# the hash of the raw logs, are in OUT/results; copy them to docs/results, then: python docs/tools/render.py.
 # SMALL=1 checks every stage in minutes on a CPU with narrow networks and few records; ONLY="figure-3 faces" takes these.
 set -u
 data=$1

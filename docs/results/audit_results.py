@@ -1,7 +1,7 @@
 """Measure the tables of audits.md again: canaries in every certified method, and membership attacks on two releases.
 
     OMP_NUM_THREADS=1 python docs/results/audit_results.py
-    sfumato experiment render
+    python docs/tools/render.py
 
 writes ``audit-canaries.json`` and ``audit-membership.json``; a few minutes on one core. Random and worst-case images
 and drawn digits, so no file of data is needed.

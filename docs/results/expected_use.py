@@ -89,18 +89,22 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def rendered(page: str, rows: list[dict[str, Any]]) -> str:
+    """The page with its tables written again."""
+    for kind in (OTHER_SETTINGS, OTHER_DATA):
+        start, end = MARKS[0].format(kind), MARKS[1]
+        before, _, rest = page.partition(start)
+        page = before + start + table([row for row in rows if row["kind"] == kind]) + end + rest.partition(end)[2]
+    return page
+
+
 def main() -> None:
-    """Write the result file and the table."""
+    """Write the result file and the tables."""
     rows = measured()
     result = {"command": "python docs/results/expected_use.py", "commit": current_commit(), "rows": rows}
     (HERE / "expected-use.json").write_text(json_text(result), encoding="utf-8")
     page = HERE / "expected-use.md"
-    text = page.read_text(encoding="utf-8")
-    for kind in (OTHER_SETTINGS, OTHER_DATA):
-        start, end = MARKS[0].format(kind), MARKS[1]
-        before, _, rest = text.partition(start)
-        text = before + start + table([row for row in rows if row["kind"] == kind]) + end + rest.partition(end)[2]
-    page.write_text(text, encoding="utf-8")
+    page.write_text(rendered(page.read_text(encoding="utf-8"), rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

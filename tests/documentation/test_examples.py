@@ -10,25 +10,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from documentation.blocks import ROOT
-
+ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
-
-
-def test_there_are_three_notebooks() -> None:
-    assert len(NOTEBOOKS) == 3
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_output_is_committed_and_has_no_errors_or_paths(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "run from the top"
-    outputs = [output for cell in cells for output in cell.outputs]
-    assert outputs and not any(output.output_type == "error" for output in outputs)
-    text = path.read_text(encoding="utf-8")
-    assert "/tmp/" not in text and "/home/" not in text and "/root/" not in text
-    assert path.stat().st_size < 400_000
 
 
 @pytest.mark.long

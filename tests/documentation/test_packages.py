@@ -1,7 +1,8 @@
-"""The sdist and the wheel hold what they should, and the installed package runs without the repository."""
+"""The sdist and the wheel hold what they should, the installed package runs without the repository, the site builds."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -11,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from documentation.blocks import ROOT
-
+ROOT = Path(__file__).parents[2]
 DEMO = """
 from rich.console import Console
 import sfumato
@@ -30,7 +30,7 @@ def run(*words: str | Path, place: Path) -> None:
 
 @pytest.mark.long
 def test_the_sdist_builds_a_wheel_that_runs_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from documentation.blocks import make_collection
+    from documentation.small_commands import make_collection
 
     monkeypatch.delenv("PYTHONPATH", raising=False)
     run(sys.executable, "-m", "hatchling", "build", "-d", tmp_path, "-t", "sdist", place=ROOT)
@@ -57,3 +57,13 @@ def test_the_sdist_builds_a_wheel_that_runs_the_demo(tmp_path: Path, monkeypatch
     run(tmp_path / "fresh" / "bin" / "python", "-c", DEMO, place=tmp_path)
     assert (tmp_path / "demo" / "release" / "card.json").exists()
     run(tmp_path / "fresh" / "bin" / "python", "-m", "sfumato", "--version", place=tmp_path)
+
+
+@pytest.mark.long
+def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    run(*words, place=ROOT)
+    for page in tmp_path.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        outside = r'(<script[^>]* src|<link[^>]*stylesheet[^>]* href|<img[^>]* src)="?(https?:)?//'
+        assert not re.search(outside, text), page

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data.samples import write_idx
+from sfumato.cli.experiment import _without_paths
 from sfumato.cli.main import main
 from sfumato.data.digits import draw_digits
 from sfumato.evaluation.classifier_networks import mlp
@@ -22,7 +22,6 @@ from sfumato.experiments.results import ResultSet, load_results
 from sfumato.experiments.runner import Progress, run_tasks
 from sfumato.experiments.spec import read_experiments
 from sfumato.experiments.training import Trial
-from sfumato.report.regions import Selector, region_table
 
 ROOT = Path(__file__).parents[2]
 SMALL = """
@@ -171,6 +170,7 @@ class Written:
         self.path.write_text(str(time.time()))
 
 
+@pytest.mark.long
 def test_tasks_run_in_processes_and_one_failure_stops_no_other(tmp_path: Path) -> None:
     tasks = [Written(tmp_path / f"{number}", fails=number == 1) for number in range(3)]
     seen: list[Progress] = []
@@ -190,6 +190,7 @@ class Classified(Written):
         self.path.write_text(" ".join(one.name for one in train_classifiers(jobs, together=2)))
 
 
+@pytest.mark.long
 def test_a_task_in_a_process_may_train_classifiers_in_processes_of_their_own(tmp_path: Path) -> None:
     tasks = [Classified(tmp_path / "only")]
     assert run_tasks(tasks, jobs=1) == {} and (tmp_path / "only").read_text() == "a b"
@@ -206,18 +207,18 @@ def test_only_the_networks_of_bench_are_trained_in_bfloat16_and_the_result_says_
     bench, sinkhorn = layout.lines[0].evaluated.conditions.evaluations
     assert (bench.bfloat16, bench.together, sinkhorn.bfloat16) == (True, 3, False)
     assert layout.lines[0].evaluated.conditions.facts()["bfloat16"] is True
-    stored = load_results(ROOT / "docs" / "results")["predicted-dp-merf-3000"]
-    assert {row.arithmetic for row in stored.rows} == {"float32"}
-    half = replace(stored, rows=tuple(replace(row, arithmetic="bfloat16") for row in stored.rows))
-    assert "trained in bfloat16: predicted-dp-merf-3000" in region_table(Selector.parse("half"), {"half": half})
 
 
-def test_the_seconds_of_a_training_can_be_a_column() -> None:
-    stored = load_results(ROOT / "docs" / "results")["dpaf-faces-cpu"]
-    [row] = stored.rows
-    known, unknown = (replace(stored, rows=(replace(row, seconds=seconds),)) for seconds in (1234.5, None))
-    shown = [
-        region_table(Selector.parse("a measures=CNN;seconds"), {"a": one}).splitlines() for one in (known, unknown)
-    ]
-    assert all(lines[0].endswith("| CNN | seconds |") for lines in shown)
-    assert shown[0][2].endswith("| 1,234 |") and shown[1][2].endswith("| – |")
+def test_a_recorded_command_names_files_of_the_repository_from_its_root(tmp_path: Path) -> None:
+    file, out = str(ROOT / "experiments" / "small.toml"), str(tmp_path)
+    words = ["run", file, "--data", f"mnist={tmp_path}/mnist", "--out", out]
+    shown = ["run", "experiments/small.toml", "--data", "mnist=mnist", "--out", tmp_path.name]
+    assert _without_paths(words) == shown
+
+
+def test_result_files_survive_a_round_trip() -> None:
+    """Also those with superseded rows, without ε and of other arithmetic."""
+    known = load_results(ROOT / "docs" / "results")
+    assert len(known) > 50
+    for result in known.values():
+        assert ResultSet.from_json(json.loads(json.dumps(result.to_json()))) == result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,12 +178,15 @@ def test_the_sliced_objective_passes_replay(response: float) -> None:
     assert not result.findings and result.pairs == 2 and result.vacuous() == []
 
 
-def test_sliced_loss_is_the_formula() -> None:
+@pytest.mark.parametrize("line", ["first", "second"])
+@pytest.mark.parametrize("all_directions", [False, True])
+def test_sliced_loss_is_the_formula(line: str, all_directions: bool) -> None:
     torch.manual_seed(7)
     model = ScoreNetwork((1, 3, 3), 2, width=4).double()
     noisy, level, labels = torch.randn(2, 1, 3, 3).double(), torch.tensor([0.5, 2.0]).double(), torch.tensor([0, 1])
     projection, response = torch.randn(2, 2, 1, 3, 3).double()
-    found = sliced_loss(model, noisy, level, labels, projection, response)
+    vectors = (model, noisy, level, labels, projection, response)
+    found = sliced_loss(*vectors, line=line, all_directions=all_directions)
     for row in range(2):
         one = slice(row, row + 1)
 
@@ -190,10 +194,11 @@ def test_sliced_loss_is_the_formula() -> None:
             return model.score(place.view(1, 1, 3, 3), level[one], labels[one]).flatten()
 
         slopes = torch.autograd.functional.jacobian(flat, noisy[row].flatten())
-        answer, other = response[row].flatten(), projection[row].flatten()
-        expected = answer @ slopes @ answer + (other @ flat(noisy[row].flatten())).square() / 2
+        answer, other, score = response[row].flatten(), projection[row].flatten(), flat(noisy[row].flatten())
+        squared = score.square().sum() if all_directions else (other @ score).square()
+        expected = (other if line == "first" else answer) @ slopes @ answer + squared / 2
         torch.testing.assert_close(found[row], level[row] ** 2 * expected / 9)
-    difference = sliced_loss(model, noisy, level, labels, projection, response, derivative="difference")
+    difference = sliced_loss(*vectors, derivative="difference", line=line, all_directions=all_directions)
     torch.testing.assert_close(difference, found, rtol=0.02, atol=0.02)
     assert not torch.equal(difference, found)
 
@@ -295,14 +300,16 @@ def test_wrong_parameters_are_refused(wrong: dict[str, object]) -> None:
 # As published
 
 
-def test_the_published_form_needs_raw_records_and_says_so() -> None:
-    method = DPPMPublished.small()
+@pytest.mark.parametrize("options", [{}, {"loss_line": "first", "projections": "one", "derivative": "forward"}])
+def test_the_published_form_needs_raw_records_and_says_so(options: dict[str, Any]) -> None:
+    method = replace(DPPMPublished.small(), **options)
     with pytest.raises(BudgetExceeded, match="NoGuarantee"):
         method.fit(digits(), BUDGET)
     release = method.fit(digits(), NoGuarantee(), seed=0)
     assert release.card.guarantee == "no guarantee"
     assert all(torch.isfinite(tensor).all() for tensor in release.model.state_dict().values())
     assert release.sample(5).images.shape == (5, 1, 12, 12)
+    assert release.card.claim is not None and release.card.claim.epsilon == 1.0 and not release.card.claim.delta
 
 
 def test_replay_flags_the_published_form() -> None:

@@ -1,11 +1,11 @@
-"""``sfumato experiment``: run the experiments of a TOML file, show results, render them into the documentation."""
+"""``sfumato experiment``: run the experiments of a TOML file and show results."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +30,7 @@ Data = Annotated[
 ResultsFolder = Annotated[Path, typer.Option(help="The folder with result files.")]
 
 experiment_app = typer.Typer(
-    help="Experiments of a TOML file: run them, show their results, render them into pages. NOT PRIVATE.",
+    help="Experiments of a TOML file: run them and show their results. NOT PRIVATE.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -134,70 +134,6 @@ def show_command(
     show(known[name])
     made = known[name].provenance
     say(f"{made.command}\n{made.device}, commit {made.commit or 'not recorded'}")
-
-
-@experiment_app.command("render")
-def render_command(
-    pages: Annotated[list[Path] | None, typer.Argument(help="Markdown files [default: README.md and docs].")] = None,
-    *,
-    results: ResultsFolder = RESULTS,
-) -> None:
-    """Write the marked tables of Markdown pages again from the result files."""
-    from sfumato.experiments.results import load_results
-    from sfumato.files import write_file
-    from sfumato.report.regions import documentation_pages, rendered
-
-    known = load_results(results)
-    for path in pages or documentation_pages(Path()):
-        before = path.read_text(encoding="utf-8")
-        after = rendered(before, known)
-        if after != before:
-            write_file(path, after, private=False)
-            say(f"Written: {path}")
-
-
-@experiment_app.command("evidence")
-def evidence_command(
-    *,
-    results: ResultsFolder = RESULTS,
-    sources: Annotated[
-        bool, typer.Option("--list", help="List the numbers of README and docs instead, with the files they are from.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """List the results that are older than the code they measure, or whose commit was not recorded."""
-    from dataclasses import asdict
-
-    from sfumato.experiments.evidence import stale_results, without_commit
-    from sfumato.experiments.results import load_results
-
-    known = load_results(results)
-    if sources:
-        return _list_sources(known, as_json=as_json)
-    found = [*stale_results(known), *without_commit(results, known)]
-    if as_json:
-        return print_json([asdict(one) for one in found])
-    rows = [(one.name, one.commit or "–", one.reason) for one in found]
-    print_table(("result", "commit", "why it is old"), rows)
-    unknown, changed = sum(one.commit is None for one in found), sum(bool(one.files) for one in found)
-    say(
-        f"{len(list(results.glob('*.json')))} files in {results}, {len(found)} of them old: {unknown} of an unknown "
-        f"commit, {changed} of code that changed, {len(found) - unknown - changed} for another reason"
-    )
-
-
-def _list_sources(results: Mapping[str, ResultSet], *, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from sfumato.report.sources import sources
-
-    found = sources(Path(), results)
-    if as_json:
-        return print_json([asdict(one) for one in found])
-    for one in found:
-        say(f"{one.page}:{one.line}: {one.numbers} numbers: {', '.join(one.files) or 'NO FILE'}")
-    absent = sum(not one.files for one in found)
-    say(f"{sum(one.numbers for one in found)} numbers in {len(found)} places, {absent} of them without a file")
 
 
 def show(result: ResultSet) -> None:

@@ -7,7 +7,7 @@ touches no private data and costs no privacy. What records remember (their priva
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from sfumato.networks.pixels import Shape
 from sfumato.privacy import Curator, NoGuarantee, Plan, PrivateState
 from sfumato.privacy.curator import Item
 from sfumato.privacy.interfaces import PublicInput
-from sfumato.privacy.step import Features, Step
+from sfumato.privacy.step import Step
 from sfumato.training.checkpoint import FolderCheckpoint
 
 CLASSES_AT_MOST = 10
@@ -92,7 +92,7 @@ class CheckpointCurator(Curator):
             raise NoPreview(f"the training has not come to the part {name!r} yet, or has not saved it")
         yield from ()
 
-    def noisy_sum(self, name: str, features: Features, *, clip_norm: float, by_class: bool = False) -> Tensor:
+    def _single(self, name: str, ask: Callable[[Step, str], Tensor]) -> Tensor:
         """The answer that was released before."""
         stored = self._folder.answer(name)
         if stored is None:

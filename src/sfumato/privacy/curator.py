@@ -6,7 +6,7 @@ was not planned is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from sfumato.privacy.events import RawAccess, SubsampledGaussian
 from sfumato.privacy.gradients.row_functions import RowPasses
 from sfumato.privacy.interfaces import Checkpoint, Progress, PublicInput, Tape
 from sfumato.privacy.ledger import Ledger, RunRefused
-from sfumato.privacy.mechanism import ClippedSum, Query, add_noise
+from sfumato.privacy.mechanism import ClippedSum, Query, add_noise, described
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
@@ -112,6 +112,7 @@ class Curator:
         self._charges = 0
         self._shown: tuple[int, float] | None = None
         self._answers: dict[str, int] = {}
+        self._unwritten: list[dict[str, Any]] = []
         self._next: dict[str, int] = {}
         self._opened = False
         self._probed: set[tuple[str, ...]] = set()
@@ -155,6 +156,20 @@ class Curator:
 
     def noisy_sum(self, name: str, features: Features, *, clip_norm: float, by_class: bool = False) -> Tensor:
         """The sum over all units of ``features``, each clipped to ``clip_norm``; a query of one step at rate 1."""
+        return self._single(
+            name, lambda step, block: step.noisy_sum(block, features, clip_norm=clip_norm, by_class=by_class)
+        )
+
+    def noisy_second_moments(
+        self, name: str, features: Features, *, clip_norm: float, by_class: bool = False
+    ) -> Tensor:
+        """The sum over all units of outer products of ``features``; a query of one step at rate 1."""
+        return self._single(
+            name, lambda step, block: step.noisy_second_moments(block, features, clip_norm=clip_norm, by_class=by_class)
+        )
+
+    def _single(self, name: str, ask: Callable[[Step, str], Tensor]) -> Tensor:
+        """The answer to the only block of the only step of an event at rate 1, or the one that was kept."""
         stored = self._checkpoint.answer(name) if self._checkpoint else None
         if stored is not None:
             self._use(name, 1)
@@ -163,7 +178,7 @@ class Curator:
         if event.sampling_rate != 1 or event.steps != 1 or len(event.blocks) != 1:
             raise ValueError(f"{name!r} is planned as steps; query it inside them")
         for step in self.steps(name):
-            answer = step.noisy_sum(event.blocks[0].name, features, clip_norm=clip_norm, by_class=by_class)
+            answer = ask(step, event.blocks[0].name)
             if self._checkpoint:
                 self._checkpoint.save_answer(name, answer)
             return answer
@@ -236,6 +251,11 @@ class Curator:
 
     def treat_as_public(self, public: PublicInput) -> None:
         """Write a public collection on the ledger, and what it has cost, before anything is learnt from it."""
+        if public.place is not None and self._records.lies_in(public.place):
+            raise ValueError(
+                f"{public.name!r} is, or holds, files of the private collection itself: it is not public. Name a "
+                "collection that shares no record with the private one"
+            )
         self._ledger.note_public(self._run, public)
 
     def close(self) -> None:
@@ -250,11 +270,16 @@ class Curator:
         self._ledger.note_own_code(self._run, name)
 
     def _charge(self, event: SubsampledGaussian) -> None:
-        self._ledger.charge(self._run, event.times(1))
+        self._ledger.charge(self._run, event.times(1), answered=self.unwritten_answers())
         if self._checkpoint:
             self._checkpoint.charged(*self._ledger.head)
         self._charges += 1
         self._answers[event.name] = self._answers.get(event.name, 0) + 1
+
+    def unwritten_answers(self) -> list[dict[str, Any]]:
+        """Descriptions of the answers since the last entry on the ledger, for the next one."""
+        found, self._unwritten = self._unwritten, []
+        return found
 
     def _report(self, name: str, done: int, total: int) -> None:
         """Show progress with the ε so far, which is computed again only after another charge."""
@@ -272,6 +297,8 @@ class Curator:
     def _release(self, query: Query) -> Tensor:
         """The noisy answer; with a tape, the answer that the tape returns for it."""
         answer = add_noise(query, self._randomness)
+        if not query.claimed:
+            self._unwritten.append(described(query, answer))
         if self._tape is not None:
             answer = self._tape.exchange(query, answer, charges=self._charges).to(answer.device)
         return answer

@@ -31,6 +31,7 @@ from sfumato.privacy.gradients.probe import due
 from sfumato.privacy.gradients.shards import on_rows, on_shards
 from sfumato.privacy.gradients.task import code_of
 from sfumato.privacy.mechanism import ClippedSum, Query, with_noise
+from sfumato.privacy.second_moments import clipped_moment_sum, half_vector, moment_spacing, symmetric
 from sfumato.privacy.state import PrivateState
 from sfumato.privacy.withheld import on_private_rows
 
@@ -133,27 +134,63 @@ class Step:
         A unit's vector is the average over its rows. With ``by_class`` a row's features go into the slice of its
         class, and the answer has a first dimension for the classes.
         """
-        if not (math.isfinite(clip_norm) and clip_norm > 0):
-            raise ValueError(f"clip_norm must be a positive number, not {clip_norm}")
-        self._probe(block, 1, state, lambda batch: self._fix_shape(block, check_rows(features, batch)))
+        _check_clip_norm(clip_norm)
         classes = len(self._curator.classes) if by_class else None
-        exact, shape, size = FixedPointSum({"sum": grid_spacing(clip_norm)}), None, 0
+
+        def add(values: Tensor, batch: Batch) -> Tensor:
+            return clipped_feature_sum(values, batch, clip_norm, classes)
+
+        total, shape = self._exact_sum(block, features, add, grid_spacing(clip_norm), classes, state)
+        shape = shape if classes is None else (classes, *shape)
+        sums = with_noise([("sum", total, clip_norm)], self._noise_multiplier(block))
+        answer = self._answer(block, sums, {"query": "sum", "shape": shape})
+        return answer.view(shape).to(torch.get_default_dtype())
+
+    def noisy_second_moments(
+        self, block: str, features: Features, *, clip_norm: float, by_class: bool = False
+    ) -> Tensor:
+        """The sum over the batch of outer products of feature rows, ``[d, d]`` or ``[classes, d, d]``, plus noise.
+
+        A unit's part is the average over its rows, which are clipped together so that it has at most norm
+        ``clip_norm``². The noise of σ·``clip_norm``² is symmetric: off the diagonal its deviation is √2 smaller.
+        """
+        _check_clip_norm(clip_norm)
+        classes = len(self._curator.classes) if by_class else None
+
+        def add(values: Tensor, batch: Batch) -> Tensor:
+            return clipped_moment_sum(values, batch, clip_norm, classes)
+
+        total, shape = self._exact_sum(block, features, add, moment_spacing(clip_norm), classes, None)
+        size, slices = math.prod(shape), () if classes is None else (classes,)
+        vector = half_vector(total.view(classes or 1, -1), size).flatten()
+        sums = with_noise([("moments", vector, clip_norm**2)], self._noise_multiplier(block))
+        answer = self._answer(block, sums, {"query": "second moments", "shape": (*slices, size, size)})
+        return symmetric(answer.view(*slices, -1), size).to(torch.get_default_dtype())
+
+    def _exact_sum(
+        self,
+        block: str,
+        features: Features,
+        add: Callable[[Tensor, Batch], Tensor],
+        spacing: float,
+        classes: int | None,
+        state: PrivateState | None,
+    ) -> tuple[Tensor, tuple[int, ...]]:
+        """What ``add`` makes of all feature rows, over all processes, flat float64; and the shape of a row."""
+        self._probe(block, 1, state, lambda batch: self._fix_shape(block, check_rows(features, batch)))
+        exact, shape, size = FixedPointSum({"sum": spacing}), None, 0
         # Vectors may be long, and a person has one for each image, and with classes one for each of them.
         vectors = max(self._curator._units.most_rows, classes or 1) if self._curator._units.most_rows > 1 else 1
         most = _NUMBERS // (vectors * max(1, math.prod(self._curator._shapes[self._event.name, block])))
         for batch, values in self._passes(block, torch.no_grad()(on_rows), features, state, most=min(_VECTORS, most)):
             shape = self._fix_shape(block, tuple(values.shape[1:]))
-            clipped = clipped_feature_sum(values.flatten(1), batch, clip_norm, classes)
+            clipped = add(values.flatten(1), batch)
             exact.add({"sum": clipped.flatten()}, batch.units)
             size = clipped.numel()
         if shape is None:
             raise RuntimeError("a step without a batch")
-        shape = shape if classes is None else (classes, *shape)
         limbs = self._over_processes(block, exact.limbs({"sum": size}, self._curator.device))
-        total = exact.values(limbs, {"sum": size})["sum"]
-        sums = with_noise([("sum", total.flatten(), clip_norm)], self._noise_multiplier(block))
-        answer = self._answer(block, sums, {"query": "sum", "shape": shape})
-        return answer.view(shape).to(torch.get_default_dtype())
+        return exact.values(limbs, {"sum": size})["sum"], shape
 
     def update(self, state: PrivateState, function: Callable[..., Tensor]) -> None:
         """``state = function(images, labels, random, state)`` for the batch's records, each from its own row alone.
@@ -285,3 +322,8 @@ class Step:
         # What memory or a disk refuses is told with sizes.
         while (batch := self._on_private_rows(next, fetched, None)) is not None:
             yield batch
+
+
+def _check_clip_norm(clip_norm: float) -> None:
+    if not (math.isfinite(clip_norm) and clip_norm > 0):
+        raise ValueError(f"clip_norm must be a positive number, not {clip_norm}")

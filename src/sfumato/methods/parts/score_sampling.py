@@ -125,12 +125,25 @@ def sliced_loss(
     response: Tensor,
     *,
     derivative: str = "forward",
+    line: str = "second",
+    all_directions: bool = False,
 ) -> Tensor:
-    """Equation (7) of DPPM, vʳᵀ ∇s vʳ + ½ (vᵀ s)² times σ² ÷ pixels, so that every noise level counts, ``[B]``.
+    """Equation (7) of DPPM times σ² ÷ pixels, so that every noise level counts, ``[B]``.
 
-    ``projection`` is v, and ``response`` is vʳ, its randomised response; they are equal without one. The derivative
-    along vʳ is that of forward-mode differentiation, or a central difference over ±0.03 σ vʳ. The difference takes two
-    ordinary passes and is an approximation.
+    Its second line is vʳᵀ ∇s vʳ + ½ (vᵀ s)². Its first line, ½ (vʳᵀ ∇log p − vᵀ s)², is vᵀ ∇s vʳ + ½ (vᵀ s)² after
+    integration by parts: the two are equal only where vʳ = v.
+
+    Args:
+        model: The score network.
+        noisy: Noisy images.
+        sigma: Their noise levels.
+        labels: Their labels.
+        projection: The vectors v.
+        response: The vectors vʳ, which are v after its randomised response, or v itself.
+        derivative: Along vʳ: ``forward`` differentiation, or a central ``difference`` over ±0.03 σ vʳ, which takes two
+            ordinary passes and is an approximation.
+        line: The ``first`` or ``second`` line of the equation.
+        all_directions: Take ‖s‖², the expectation of (vᵀ s)² over v, in its place, which has less variance.
     """
     if derivative == "forward":
 
@@ -143,6 +156,6 @@ def sliced_loss(
         above = model.score(noisy + distance * response, sigma, labels)
         below = model.score(noisy - distance * response, sigma, labels)
         value, slope = (above + below) / 2.0, (above - below) / (2.0 * distance)
-    curvature = (response * slope).flatten(1).sum(1)
-    length = (projection * value).flatten(1).sum(1)
-    return sigma.square() * (curvature + length.square() / 2.0) / noisy[0].numel()
+    curvature = ((projection if line == "first" else response) * slope).flatten(1).sum(1)
+    squared = value.square().flatten(1).sum(1) if all_directions else (projection * value).flatten(1).sum(1).square()
+    return sigma.square() * (curvature + squared / 2.0) / noisy[0].numel()

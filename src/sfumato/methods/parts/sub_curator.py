@@ -47,6 +47,11 @@ class _SubCurator:
     def noisy_sum(self, name: str, features: Features, *, clip_norm: float, by_class: bool = False) -> Tensor:
         return self._outer.noisy_sum(self._prefix + name, features, clip_norm=clip_norm, by_class=by_class)
 
+    def noisy_second_moments(
+        self, name: str, features: Features, *, clip_norm: float, by_class: bool = False
+    ) -> Tensor:
+        return self._outer.noisy_second_moments(self._prefix + name, features, clip_norm=clip_norm, by_class=by_class)
+
     def noisy_histogram(self, name: str) -> Counts:
         return self._outer.noisy_histogram(self._prefix + name)
 

@@ -1,4 +1,7 @@
-"""Where the numbers of README and documentation come from: every rendered region, with its page, line and files."""
+"""Where the numbers of README and documentation come from: every rendered region, with its page, line and files.
+
+python docs/tools/sources.py
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sfumato.experiments.results import ResultSet
+from finding import ROOT, line_of
+from regions import MEASURED, REGION, Selector, documentation_pages, unsourced_numbers
+from sfumato.experiments.results import ResultSet, load_results
 from sfumato.report.paper_page import by_entry
-from sfumato.report.regions import MEASURED, REGION, Selector, documentation_pages, unsourced_numbers
 
 _OTHER_REGION = re.compile(
     r"<!-- (?P<mark>(?P<kind>table|expected use|case studies|measured)\b[^>]*?) -->\n.*?<!-- /(?P=kind)", re.DOTALL
@@ -60,12 +64,12 @@ def _of_page(path: Path, root: Path, results: Mapping[str, ResultSet]) -> Iterat
         yield Source(page, 1, len(_NUMBER.findall(text)), whole)
         return
     for region in REGION.finditer(text):
-        yield Source(page, _line(text, region), _count(region), Selector.parse(region["selector"]).files)
+        yield Source(page, line_of(text, region.start()), _count(region), Selector.parse(region["selector"]).files)
     for region in _OTHER_REGION.finditer(text):
-        yield Source(page, _line(text, region), _count(region), _OTHER_FILES[region["mark"]])
+        yield Source(page, line_of(text, region.start()), _count(region), _OTHER_FILES[region["mark"]])
     for number in unsourced_numbers(_OTHER_REGION.sub("", text)):
         place = next(found for found in MEASURED.finditer(text) if found.group() == number)
-        yield Source(page, _line(text, place), 1, ())
+        yield Source(page, line_of(text, place.start()), 1, ())
 
 
 def _whole_page(page: str, results: Mapping[str, ResultSet]) -> tuple[str, ...]:
@@ -76,10 +80,14 @@ def _whole_page(page: str, results: Mapping[str, ResultSet]) -> tuple[str, ...]:
     return ("web",) if page == "docs/results/web.md" else ()
 
 
-def _line(text: str, found: re.Match[str]) -> int:
-    return text.count("\n", 0, found.start()) + 1
-
-
 def _count(region: re.Match[str]) -> int:
     """Numbers below the mark and the heading of the table."""
     return len(_NUMBER.findall(re.sub(r"^<!--.*?-->\n(\|.*\n)?", "", region.group())))
+
+
+if __name__ == "__main__":
+    found = sources(ROOT, load_results(ROOT / "docs" / "results"))
+    for one in found:
+        print(f"{one.page}:{one.line}: {one.numbers} numbers: {', '.join(one.files) or 'NO FILE'}")
+    absent = sum(not one.files for one in found)
+    print(f"{sum(one.numbers for one in found)} numbers in {len(found)} places, {absent} of them without a file")

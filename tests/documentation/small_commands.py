@@ -1,17 +1,12 @@
-"""Fenced blocks of the documentation, and how their commands are run at a small size.
+"""How commands of the documentation are run at a small size.
 
-Blocks of one page run in order, in one folder. ``<!-- gpu -->`` or ``<!-- cluster -->`` on the line above a block says
-that it needs such a machine and is not run; ``<!-- fragment -->`` marks Python that is part of a larger file. A page
-with ``<!-- needs: run -->`` finds a finished run in ``run/`` and images drawn from it in ``synthetic/``.
+Blocks of one page run in order, in one folder. A page with ``<!-- needs: run -->`` finds a finished run in ``run/`` and
+images drawn from it in ``synthetic/``.
 """
 
 from __future__ import annotations
 
-import re
-import shlex
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,41 +15,9 @@ from PIL import Image
 from sfumato.data.digits import draw_digits
 from sfumato.methods import find
 
-ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(
-    r"(?:<!-- (?P<tag>[\w-]+) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE
-)
-NOT_RUN = ("gpu", "cluster", "fragment")
 # Run by tests/documentation/test_packages.py and by whoever runs the suite.
 INSTALLING = ("pip", "make", "git", "cd", "python3", "podman", "sfumato-env/bin/pip", "unshare")
 MOST_IMAGES = 120
-
-
-@dataclass(frozen=True)
-class FencedBlock:
-    """One block of a page."""
-
-    language: str
-    body: str
-    tag: str
-
-    def commands(self) -> Iterator[list[str]]:
-        """The words of each command of a shell block."""
-        for line in self.body.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words:
-                yield words
-
-
-def pages() -> list[Path]:
-    """Every page with blocks that a reader may copy."""
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def blocks(page: Path) -> list[FencedBlock]:
-    """The fenced blocks of a page."""
-    found = BLOCK.finditer(page.read_text(encoding="utf-8"))
-    return [FencedBlock(one["language"], one["body"], one["tag"] or "") for one in found]
 
 
 def smaller(words: list[str]) -> list[str]:

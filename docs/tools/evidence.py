@@ -1,4 +1,4 @@
-"""Which results are older than the code that they measure."""
+"""Which results are older than the code that they measure: ``make check`` prints them."""
 
 from __future__ import annotations
 
@@ -84,14 +84,27 @@ def _stale(name: str, result: ResultSet) -> Stale | None:
 
 def changed_since(commit: str, files: Sequence[str]) -> list[str]:
     """Those of the package's files whose code is another than at the commit; comments and docstrings do not count."""
-    named = _git("diff", "--relative", "--name-only", commit, "HEAD", "--", *files).split()
-    # A file that was not there at the commit is new code.
-    there = set(_git("ls-tree", "-r", "--name-only", commit, ".").split())
-    return [
-        name
-        for name in sorted(named)
-        if name not in there or _code(_git("show", f"{commit}:./{name}")) != _code(_git("show", f"HEAD:./{name}"))
-    ]
+    wanted = set(files)
+    return [name for name in _changed_files(commit) if name in wanted and _code_differs(commit, name)]
+
+
+@cache
+def _changed_files(commit: str) -> tuple[str, ...]:
+    return tuple(sorted(_git("diff", "--relative", "--name-only", commit, "HEAD").split()))
+
+
+@cache
+def _code_differs(commit: str, name: str) -> bool:
+    # A file that was not there at the commit, or is not there now, has other code.
+    return len({_code_at(commit, name), _code_at("HEAD", name)}) > 1
+
+
+@cache
+def _code_at(commit: str, name: str) -> str | None:
+    try:
+        return _code(_git("show", f"{commit}:./{name}"))
+    except subprocess.CalledProcessError:
+        return None
 
 
 def _git(*words: str) -> str:

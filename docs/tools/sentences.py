@@ -1,4 +1,7 @@
-"""Numbers in sentences that follow from the accountant, a network or a result file: they are computed and compared."""
+"""Numbers in sentences that follow from the accountant, a network or a result file: they are computed and compared.
+
+A function for each page yields the sentences as they should stand; an ``assert`` is a claim of the text in words.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
+from finding import ROOT, Finding, failed_claim, line_of
+from regions import REGION, documentation_pages
 from sfumato import DP2VAE, DPPM, GSWGAN, PRIVAE, DPDiffusion, DPLFlow, Method
 from sfumato.evaluation.protocols import PROTOCOLS
 from sfumato.experiments.datasets import datasets
@@ -32,9 +36,8 @@ from sfumato.privacy import Block, Budget, SubsampledGaussian
 from sfumato.privacy.accounting import calibrate, epsilon
 from sfumato.privacy.selection import calibrated_selection
 from sfumato.report.papers import agreement
-from sfumato.report.regions import REGION, documentation_pages
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 DELTA = 1e-5
 RESULTS = load_results(DOCS / "results")
 
@@ -451,32 +454,59 @@ SENTENCES: dict[str, Callable[[], Iterator[str]]] = {
 }
 
 
-@pytest.mark.parametrize("page", SENTENCES)
-def test_a_number_in_a_sentence_is_what_is_computed(page: str) -> None:
-    text = " ".join((DOCS / page).read_text(encoding="utf-8").split())
-    for sentence in SENTENCES[page]():
-        assert sentence in text
+def wrong_sentences(page: str) -> tuple[list[Finding], list[str]]:
+    """What a page should say and does not, and all sentences that were computed for it."""
+    path, computed = (DOCS / page).resolve(), list[str]()
+    text = path.read_text(encoding="utf-8")
+    found = list(failed_claim(path, lambda: computed.extend(SENTENCES[page]())))
+    for sentence in computed:
+        if sentence not in " ".join(text.split()):
+            found.append(Finding(path, line_of(text, " ".join(sentence.split()[:2])), f"it should say: {sentence}"))
+    return found, computed
 
 
-@pytest.mark.parametrize("path", documentation_pages(DOCS.parent), ids=lambda path: path.stem)
-def test_every_page_states_the_same_split_of_the_faces(path: Path) -> None:
-    known, text = datasets(), " ".join(path.read_text(encoding="utf-8").split())
+def of_page(page: str) -> list[Finding]:
+    """Wrong numbers in the sentences of a page, and numbers with a unit that nothing computes."""
+    found, computed = wrong_sentences(page)
+    path = (DOCS / page).resolve()
+    return [*found, *_typed(path, page, computed)]
+
+
+def faces_everywhere() -> Iterator[Finding]:
+    """Every page states the same split of the faces."""
+    known = datasets()
     sizes = {name: known[name].records for name in ("celeba-gender-64", "celeba-gender-128")}
     persons = {f"{sizes[name]:,}": re.findall(r"\d+", known[name].split) for name in sizes}
-    tested = RESULTS["real-faces-32-cpu"].rows[0].data.test_records
-    for records, count in re.findall(r"([\d,]+) (?:training )?images of (\d+) persons", text):
-        assert persons[records][0] == count
-    for records, count in re.findall(r"([\d,]+) (?:test )?images of (\d+) others", text):
-        assert (records, count) == (f"{tested:,}", persons["14,999"][1])
-    for women, men in re.findall(r"([\d,]+) show women and (\d+) men", text):
-        assert int(women.replace(",", "")) + int(men) == tested
-    assert set(re.findall(r"([\d,]+) of the (\d+) persons of the test file", text)) <= {("843", "845")}
+    tested = RESULTS["real-faces-32-cpu"].rows[0].data.test_records or 0
+    for path in documentation_pages(ROOT):
+        text = path.read_text(encoding="utf-8")
+        wrong = [
+            *(
+                one
+                for one in re.finditer(r"([\d,]+)\s(?:training\s)?images\sof\s(\d+)\spersons", text)
+                if persons.get(one[1], [""])[0] != one[2]
+            ),
+            *(
+                one
+                for one in re.finditer(r"([\d,]+)\s(?:test\s)?images\sof\s(\d+)\sothers", text)
+                if (one[1], one[2]) != (f"{tested:,}", persons["14,999"][1])
+            ),
+            *(
+                one
+                for one in re.finditer(r"([\d,]+)\sshow\swomen\sand\s(\d+)\smen", text)
+                if int(one[1].replace(",", "")) + int(one[2]) != tested
+            ),
+        ]
+        for one in wrong:
+            yield Finding(
+                path, line_of(text, one.start()), f"{' '.join(one[0].split())}: the split of the faces is another"
+            )
 
 
 WITH_UNIT = re.compile(r"\d[\d.,]*\s?(?:points|seconds|minutes|hours|days|[KMGT]i?B|ms|s|times)\b")
 OWN_REGION = re.compile(r"<!-- (expected use|table|case studies|measured)\b[^>]*-->.*?<!-- /\1 -->", re.DOTALL)
 RENDERED = ("reproduction.md", "web.md", "newcomer.md", "command-line.md")
-"""Pages that are written as a whole by a script, and compared by other tests."""
+"""Pages that are written as a whole by a script, and compared in pages.py."""
 SETTINGS = frozenset(
     {
         ("how-to/reproduce.md", "570 seconds"),
@@ -503,20 +533,21 @@ def with_unit(text: str, computed: Iterable[str]) -> list[str]:
     return WITH_UNIT.findall(re.sub(r"`[^`]*`", "", text))
 
 
-@pytest.mark.parametrize("path", documentation_pages(DOCS.parent), ids=lambda path: path.stem)
-def test_a_number_with_a_unit_is_computed_or_a_setting(path: Path) -> None:
+def _typed(path: Path, page: str, computed: Iterable[str]) -> Iterator[Finding]:
+    """Numbers with a unit that are neither rendered nor computed nor a setting."""
     if path.name in RENDERED:
         return
-    page = path.relative_to(DOCS).as_posix() if DOCS in path.parents else f"../{path.name}"
     text = path.read_text(encoding="utf-8")
+    for number in with_unit(text, computed):
+        if (page, number) not in SETTINGS:
+            yield Finding(
+                path, line_of(text, number), f"{number} is typed: render it, or compute it in {Path(__file__).name}"
+            )
 
-    def typed(computed: Iterable[str]) -> list[str]:
-        return [number for number in with_unit(text, computed) if (page, number) not in SETTINGS]
 
-    # Sentences are computed, which takes seconds, only where there is such a number.
-    assert not typed(()) or not typed(SENTENCES[page]())
-
-
-def test_a_typed_time_or_factor_is_found() -> None:
-    assert with_unit("It takes 7 seconds, `in 8 seconds`,\nor 1.2 GB.", []) == ["7 seconds", "1.2 GB"]
-    assert with_unit("It is 2.1 points lower.", ["is 2.1 points lower"]) == []
+def other_pages() -> Iterator[Finding]:
+    """Numbers with a unit on pages of which no sentence is computed."""
+    for path in documentation_pages(ROOT):
+        page = path.relative_to(DOCS).as_posix() if DOCS in path.parents else f"../{path.name}"
+        if page not in SENTENCES:
+            yield from _typed(path, page, ())

@@ -5,8 +5,8 @@ result file without its ending. The keys are ``measures`` (separated by ``;``) a
 ``unit``, ``epsilon``, ``setting``, ``protocol``. The measures ``seconds`` and ``processor seconds`` are those of a
 training. By default each row is a line and each measure a column; with ``layout=pivot`` each setting is a line, each
 dataset and ε a column, with the number of trainings in brackets, and ``paper=beside`` adds what the paper of an entry
-prints. Numbers that were transcribed have a dagger. What is between the marks is written by ``sfumato experiment
-render``.
+prints. Numbers that were transcribed have a dagger. What is between the marks is written by ``python
+docs/tools/render.py``.
 """
 
 from __future__ import annotations
