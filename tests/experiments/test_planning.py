@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sfumato.experiments.expected_use import (
+from sfumato.experiments.results import ResultSet
+from sfumato.methods import METHODS, find
+from sfumato.planning.expected_use import (
     PublicFacts,
     Use,
     expected_share,
@@ -21,9 +23,7 @@ from sfumato.experiments.expected_use import (
     table_facts,
     table_rows,
 )
-from sfumato.experiments.planning import TIME_LIMIT, choose_method, plan_all, use_warning
-from sfumato.experiments.results import ResultSet
-from sfumato.methods import METHODS, find
+from sfumato.planning.plan import TIME_LIMIT, choose_method, plan_all, use_warning
 from sfumato.privacy import Block, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
 
@@ -96,7 +96,7 @@ def test_images_needed_reach_the_share() -> None:
 
 def test_the_choice_keeps_the_time_limit_and_says_why() -> None:
     choice = choose_method(facts(), device="cpu")
-    assert choice.plan.cpu_seconds <= TIME_LIMIT and choice.method in choice.why and "60 minutes" in choice.why
+    assert choice.plan.cpu_seconds <= TIME_LIMIT and choice.method in choice.why and "60 min" in choice.why
     quick = choose_method(facts(), device="cpu", time_limit=300.0)
     assert quick.plan.cpu_seconds <= 300 and (quick.plan.share or 0) <= (choice.plan.share or 0)
     assert "fastest" in choose_method(facts(), device="cpu", time_limit=1.0).why

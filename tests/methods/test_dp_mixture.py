@@ -86,7 +86,7 @@ def test_a_pose_is_measured_taken_out_and_restored(background: float) -> None:
     restored = pose.restore(aligned, found)
     inner = (..., slice(8, -8), slice(8, -8))  # an enlarged object may leave the frame
     torch.testing.assert_close(restored[inner], images[inner], atol=0.05, rtol=0)
-    assert float((aligned[0] - aligned[1]).abs().max()) < 0.1 < float((images[0] - images[1]).abs().max())
+    assert float((aligned[0] - aligned[1]).abs().mean()) < 0.2 * float((images[0] - images[1]).abs().mean())
 
 
 def test_tone_maps_the_levels_of_samples_to_the_histogram() -> None:

@@ -12,12 +12,13 @@ import typer
 from sfumato.cli.console import console, print_json, remark, say
 from sfumato.cli.experiment import RESULTS, Data, ResultsFolder, run_reported
 from sfumato.cli.options import Device, Json, device_named
+from sfumato.durations import duration
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from sfumato.experiments.papers.entries import Entry, Paper
-    from sfumato.experiments.papers.layout import Layout
+    from sfumato.experiments.papers.result import Layout
     from sfumato.experiments.results import ResultSet
 
 # Torch is imported where it is used: ``sfumato --help`` should not wait for it.
@@ -48,7 +49,7 @@ def list_command(
     from rich.table import Table
 
     from sfumato.experiments.datasets import DatasetLocator
-    from sfumato.experiments.papers.catalogue import catalogue, duration_text
+    from sfumato.experiments.papers.catalogue import catalogue
     from sfumato.experiments.results import load_results
     from sfumato.report.paper_page import by_entry, state_counts
 
@@ -66,7 +67,7 @@ def list_command(
         what = item.title
         if details:
             what = "\n".join([what, *item.data, ", ".join(item.methods), *item.remarks])
-        costs = (duration_text(item.seconds[name]) for name in ("small", "full"))
+        costs = (duration(item.seconds[name]) for name in ("small", "full"))
         status = item.status.replace("data not available, a substitute is", "substitute").replace(
             "not available", "none"
         )
@@ -155,9 +156,8 @@ def reproduce(
 ) -> tuple[Layout, ResultSet]:
     """Run what is not finished, and gather what was measured."""
     from sfumato.experiments.datasets import DatasetLocator
-    from sfumato.experiments.papers.layout import lay_out
-    from sfumato.experiments.papers.result import gather
-    from sfumato.experiments.papers.scale import Scale
+    from sfumato.experiments.papers.entries import Scale
+    from sfumato.experiments.papers.result import gather, lay_out
     from sfumato.experiments.runner import begin
     from sfumato.files import private_folder
 
@@ -181,8 +181,7 @@ def _write(paper: Paper, entry: Entry, layout: Layout, result: ResultSet, out: P
     """Write ``result.json``, ``result.html`` and the figure into the folder."""
     from sfumato.experiments.papers.result import compared
     from sfumato.files import write_file
-    from sfumato.report.paper_figure import draw, standalone
-    from sfumato.report.papers import entry_page
+    from sfumato.report.papers import draw, entry_page, standalone
 
     result.save(out / "result.json", private=True)
     write_file(out / "result.html", entry_page(paper, entry, result, layout.rows), private=True)

@@ -66,8 +66,8 @@ class DPMixture(Method):
     temperature: float = 1.0
     relabelling: str = "auto"
     max_rejections: int = 3
-    deformation: float = 1.0
-    elastic: float = 1.0
+    stroke_deformation: float = 1.0
+    other_deformation: float = 0.0
     mirror: bool = False
     samples: int = 1000
     """Public ones, on which the tone and the teacher's directions are fitted."""
@@ -129,7 +129,7 @@ class DPMixture(Method):
             labels = torch.arange(self.samples, device=curator.device) % len(curator.classes)
             samples = mixture.draw(labels, temperature=self.temperature)
             if model.tone is not None and histogram is not None:
-                fit_tone(model.tone, histogram, self._deformed(samples))
+                fit_tone(model.tone, histogram, self._deformed(mixture, samples))
             if model.teacher is not None:
                 spanned = mixture.spanned()
                 fit_teacher(
@@ -152,11 +152,12 @@ class DPMixture(Method):
             labels,
             relabelling=self.relabelling,
             max_rejections=self.max_rejections,
-            deform=self._deformed,
+            deform=lambda images: self._deformed(mixture, images),
         )
 
-    def _deformed(self, images: Tensor) -> Tensor:
-        return deformed(images, size=self.deformation, elastic=self.elastic, mirror=self.mirror)
+    def _deformed(self, mixture: ClassMixtures, images: Tensor) -> Tensor:
+        size = self.stroke_deformation if mixture.pose.present else self.other_deformation
+        return deformed(images, size=size, elastic=size, mirror=self.mirror)
 
     def density(self, model: nn.Module, images: Tensor) -> Tensor:
         """Log-density of each image's low frequencies and pose under each class, ``[B, classes]``."""
