@@ -1,30 +1,27 @@
 """Releases of every kind for the verifier, trained in small forms on drawn images.
 
-    python tests/verifier/releases.py   prints verdict, gap and processor seconds for each of them
+python tests/verifier/releases.py   prints verdict, gap and processor seconds for each of them
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[2] / "verifier"), str(Path(__file__).parents[1])]
-
 from sfumato.methods import METHODS, find
 from sfumato.methods.dp_merf import DPMERF
 from sfumato.methods.dp_realnvp import DPRealNVP
 from sfumato.methods.dpaf import DPAF
-from sfumato.methods.measured import MeasuredMethod
-from sfumato.methods.tuning import Tuning
+from sfumato.methods.scored import ScoredMethod, Tuning
 from sfumato.privacy import Budget, BudgetExceeded, Ledger
 from sfumato.privacy.budget import Unit
 from sfumato.release.export import export
 from sfumato.release.release import Release
 from sfumato.release.transcript import write_transcript
+from sfumato.training.run import RunOptions
 from worst_case import worst_case_images
 
 METHOD_CASES = [f"{name} {variant}" for name in METHODS for variant in find(name).certified_variants()]
@@ -64,10 +61,10 @@ def _trained(case: str, ledger: Ledger, budget: Budget, images: Any, folder: Pat
                 continue
             return method.fit(images, replace(budget, epsilon=larger), ledger, device="cpu")
     if case == "accuracy released":
-        return MeasuredMethod.of(DPMERF.small(), noise=30.0).fit(images, budget, ledger, device="cpu")
+        return ScoredMethod.of(DPMERF.small(), noise=30.0).fit(images, budget, ledger, device="cpu")
     if case == "tuned":
         candidates = [replace(DPMERF.small(), features=features) for features in (32, 64)]
-        return Tuning.planned(candidates, budget, expected_trials=2.0).fit(images, ledger, device="cpu")
+        return Tuning.planned(candidates, budget, expected_trials=2.0).fit(images, ledger, RunOptions(device="cpu"))
     if case.startswith("lineage"):
         first = DPMERF.small().fit(images, budget, ledger if "this" in case else None, device="cpu")
         public = export(first.sample(6, seed=0), folder / "public")

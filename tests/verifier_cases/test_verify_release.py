@@ -9,16 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import verify_release  # type: ignore[import-not-found]
 
 from sfumato.privacy import Block, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
-from verifier.releases import METHOD_CASES, OTHER_CASES, made
+from verifier_cases.releases import METHOD_CASES, OTHER_CASES, made
 
 SCRIPT = Path(__file__).parents[2] / "verifier" / "verify_release.py"
 QUICK = ("dp-merf certified", "gs-wgan certified", *OTHER_CASES)
-sys.path.insert(0, str(SCRIPT.parent))
-
-import verify_release  # type: ignore[import-not-found]  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -39,7 +37,10 @@ def test_it_runs_alone_and_needs_nothing_installed(tmp_path: Path) -> None:
     folder = made("dp-merf certified", tmp_path / "run")
     text = SCRIPT.read_text()
     assert len(text.splitlines()) <= 500 and "sfumato" not in [
-        word for line in text.splitlines() if line.startswith(("import", "from")) for word in line.replace(",", "").split()
+        word
+        for line in text.splitlines()
+        if line.startswith(("import", "from"))
+        for word in line.replace(",", "").split()
     ]
     command = [sys.executable, "-I", "-S", str(SCRIPT), str(folder), "--transcript", str(folder / "transcript.jsonl")]
     asked = subprocess.run(command, capture_output=True, text=True, check=False)
