@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.methods.base import Method, check_choices
-from sfumato.methods.parts.class_counts import divisors
+from sfumato.methods.parts.class_gaussians import divisors
 from sfumato.methods.parts.deform import deformed
 from sfumato.methods.parts.finishing import LABELS, FinishedGenerator, finish
 from sfumato.methods.parts.linear_teacher import LinearTeacher, fit_teacher, teacher_query

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from sfumato.networks.pixels import one_hot
-from sfumato.networks.scattering import ScatteringClassifier, Shape
+from sfumato.networks.features import ScatteringClassifier
+from sfumato.networks.pixels import Shape, one_hot
 from sfumato.privacy import Block, Curator, SubsampledGaussian
 
 _EVENT = "teacher"
