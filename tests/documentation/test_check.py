@@ -66,7 +66,7 @@ def test_a_dead_link_a_dead_anchor_and_a_misspelt_word_are_found() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "trian DATA",
+        "trainn DATA",
         "train DATA --epsilom 3",
         "experiment run experiments/faces.toml --only dppm-face --out OUT",
         "reproduce dppm table-9 --data DATA",
