@@ -27,18 +27,19 @@ def close(found: dict[str, Any], expected: dict[str, Any]) -> bool:
     return found["shape"] == expected["shape"] and near
 
 
-@pytest.mark.parametrize("name", sorted(FINGERPRINTS))
-def test_an_old_release_and_its_ledger_load_and_sample(name: str) -> None:
-    release = load(FOLDER / name / "release")
-    images, labels = release.sample(8, seed=1, device="cpu")
-    assert images.shape == (8, 1, 28, 28) and len(labels) == 8
-    assert close(summary(images), FINGERPRINTS[name]["samples"])
-    ledger = Ledger.read(FOLDER / name / "ledger.jsonl")
-    assert ledger.holds(**{"length": release.card.ledger_head.length, "digest": release.card.ledger_head.hash})
-    assert ledger.events() == release.card.events
-    assert release.card.to_json() == json.loads((FOLDER / name / "release" / "card.json").read_text())
+def test_an_old_release_and_its_ledger_load_and_sample() -> None:
+    for name in sorted(FINGERPRINTS):
+        release = load(FOLDER / name / "release")
+        images, labels = release.sample(8, seed=1, device="cpu")
+        assert images.shape == (8, 1, 28, 28) and len(labels) == 8
+        assert close(summary(images), FINGERPRINTS[name]["samples"])
+        ledger = Ledger.read(FOLDER / name / "ledger.jsonl")
+        assert ledger.holds(**{"length": release.card.ledger_head.length, "digest": release.card.ledger_head.hash})
+        assert ledger.events() == release.card.events
+        assert release.card.to_json() == json.loads((FOLDER / name / "release" / "card.json").read_text())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(FINGERPRINTS))
 def test_a_seeded_training_gives_the_same_tensors(name: str) -> None:
     expected = FINGERPRINTS[name]
