@@ -11,7 +11,7 @@ from torch import nn
 
 from sfumato.methods.dp_merf import DPMERF
 from sfumato.methods.dp_realnvp import DPRealNVP
-from sfumato.methods.measured import MeasuredMethod, measured_release
+from sfumato.methods.measured import MeasuredMethod
 from sfumato.privacy import Budget, Counts, Curator, Ledger
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.events import RawAccess
@@ -66,7 +66,7 @@ def test_a_seeded_run_cannot_be_called_certified(trained: tuple[Card, Path]) -> 
 def test_a_measured_release_fits_the_run_that_measured_it() -> None:
     ledger = Ledger(None, BUDGET)
     method = MeasuredMethod.of(DPMERF.small(), noise=30.0)
-    card = measured_release(method.fit(worst_case_images(), BUDGET, ledger, device="cpu")).card
+    card = method.fit(worst_case_images(), BUDGET, ledger, device="cpu").card
     assert card.method == "dp-merf" and disagreements(card, ledger) == []
     other = replace(card, parameters=DPMERF().parameters())
     assert any("parameters on the card" in sentence for sentence in disagreements(other, ledger))

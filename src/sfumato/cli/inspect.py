@@ -107,6 +107,13 @@ def _say(found: Inspection) -> None:
     if found.persons:
         most = max(found.persons.values())
         say(f"persons: {len(found.persons):,}, with up to {most:,} images each; the guarantee will hold per person")
+        if found.joined_names:
+            say(f"names of persons that differ in their spelling alone, and were joined: {found.joined_names:,}")
+        if found.zeros:
+            warn(
+                f"{found.zeros:,} persons have the name of another one but for leading zeros, such as 7 and 007. They "
+                "count as two persons; if they are one, write the names alike first."
+            )
     else:
         say("persons: none are named; if one person can have several images, name them (--persons, --person-pattern)")
     if found.labels:

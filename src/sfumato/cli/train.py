@@ -76,7 +76,6 @@ def train(
     from sfumato.data import PrivateImages, read
     from sfumato.data.holdout import HoldOut
     from sfumato.data.remote import resolved
-    from sfumato.methods.measured import measured_release
     from sfumato.training.cost import Cost
     from sfumato.training.distributed import process_group
     from sfumato.training.run_folder import Run
@@ -166,7 +165,6 @@ def train(
             )
         if not world.first:
             return
-        release = release if trained is chosen else measured_release(release)
         cost.keep(run.internal)
         run.finish(release, key=keys[0])
     except KeyboardInterrupt:
@@ -203,6 +201,8 @@ def check_unit(budget: AnyBudget, *, persons: bool, given: bool) -> None:
         remark("Persons are named, but --unit image protects single images: a person with k images gets k times the ε.")
     if budget.unit == "person" and not given:
         remark("Persons are named: the guarantee holds for all images of a person together (--unit person).")
+    if budget.unit == "person":
+        remark("Names that differ in digits alone, such as 7 and 007, are two persons; 'sfumato inspect' counts them.")
 
 
 def _plain(reading: ReadingOptions) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from sfumato.files import cache_folder, locked
 
 Format = Literal["folder", "list", "npz", "idx", "parquet", "arrow"]
 
-_RULES = 2  # raised where the same files are read as other rows or persons than before
+_RULES = 3  # raised where the same files are read as other rows or persons than before
 _LOGGERS = ("PIL", "aiobotocore", "botocore", "fsspec", "huggingface_hub", "s3fs")
 _SOURCES: dict[str, Callable[[Path, Selection], Source]] = {
     "folder": Folder,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from sfumato.privacy import (
 )
 from sfumato.privacy.interfaces import Tape
 from sfumato.privacy.session import Session, session
-from sfumato.release.card import make_card
+from sfumato.release.card import Card, make_card
 from sfumato.release.release import Release
 from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training.distributed import for_all_processes
@@ -170,6 +171,10 @@ class Method(ABC):
         )
         with running as run:
             tensors, counts = self._trained(run)
+            # Built anew from its parameters: nothing that the training left on the object crosses into the release.
+            method = type(self)(**parameters)
+            if run.card is not None:
+                return self._published(Release(method, tensors, Card.from_json(json.loads(run.card))))
             card = make_card(
                 method=self.identifier(),
                 paper=self.paper,
@@ -189,8 +194,13 @@ class Method(ABC):
                 remarks=(self._settings_remark(), *remarks),
                 notes=notes or {},
             )
-        # Built anew from its parameters: nothing that the training left on the object crosses into the release.
-        return Release(type(self)(**parameters), tensors, card)
+            release = self._published(Release(method, tensors, card)).bound()
+            run.end(release.card.text, release.hashes())
+        return release
+
+    def _published(self, release: Release) -> Release:
+        """What may leave of what was trained, where that is not all."""
+        return release
 
     def _trained(self, run: Session) -> tuple[Mapping[str, Tensor], Sequence[float] | None]:
         """The trained tensors and noisy class counts, or those that a run kept before it was killed while it ended."""
@@ -200,7 +210,7 @@ class Method(ABC):
             torch.manual_seed(run.public_seed)
             model, noisy = self.fit_networks(run.curator)
         tensors, counts = model.state_dict(), None if noisy is None else noisy.values.tolist()
-        run.end(tensors, counts)
+        run.learnt(tensors, counts)
         return tensors, counts
 
     def _settings_remark(self) -> str:

@@ -29,6 +29,7 @@ _CHOICES = {
     "activation": tuple(ACTIVATIONS),
     "conv1": ("random", "pretrained", "separate", "joint"),
     "transfer": ("discriminator", "both"),
+    "generator_loss": ("single images", "mean"),
 }
 
 
@@ -86,6 +87,7 @@ class DPAF(Method):
     # Training on the answers
     matching_weight: float = 1.0
     adversarial_weight: float = 0.0
+    generator_loss: str = "mean"
     asymmetry: int = 1
     discriminator_steps: int = 1
     aggregate_decay: float = 1.0

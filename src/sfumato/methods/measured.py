@@ -96,6 +96,10 @@ class MeasuredMethod(Method):
         """Images of the method."""
         return self.method.generate(model.generator, labels)  # type: ignore[arg-type]
 
+    def _published(self, release: Release) -> Release:
+        """The generator of the method, with the measured accuracy on its card."""
+        return measured_release(release) if isinstance(release.method, MeasuredMethod) else release
+
     def _settings_remark(self) -> str:
         return self.method._settings_remark()
 

@@ -167,10 +167,9 @@ class Tuning:
             opened.charge(run, self.event)
             # A warning of each trial would count them.
             with nullcontext() if internal else catch_warnings(action="ignore"):
-                best, reasons = self._best(private, options, progress)
-            for name, digest in best.public_inputs:
-                opened.note_public(run, PublicInput(name, digest))
-            opened.end_run(run)
+                best, reasons = self._best(private, opened, options, progress)
+            for name, fingerprint in best.public_inputs:
+                opened.note_public(run, PublicInput(name, "", fingerprint=fingerprint))
             method, trial = best.method, best.release
             parameters = method.parameters()
             card = make_card(
@@ -192,17 +191,21 @@ class Tuning:
                 remarks=(tuned_remark(len(self.trials)), *remarks),
                 notes=notes,
             )
+            state, prefix = trial.model.state_dict(), "generator."
+            tensors = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+            release = Release(type(method)(**parameters), tensors, card).bound()
+            opened.end_run(run, files=release.hashes())
+            return release
         finally:
             if opened is not ledger:
                 opened.close()
-        prefix = "generator."
-        tensors = {
-            key.removeprefix(prefix): value for key, value in trial.model.state_dict().items() if key.startswith(prefix)
-        }
-        return Release(type(method)(**parameters), tensors, card)
 
     def _best(
-        self, private: PrivateRecords, options: Mapping[str, Any], progress: Callable[[], None] | None
+        self,
+        private: PrivateRecords,
+        ledger: Ledger,
+        options: Mapping[str, Any],
+        progress: Callable[[], None] | None,
     ) -> tuple[_Trial, list[str]]:
         """The trial with the highest score, and why any trial cannot be certified.
 
@@ -213,7 +216,7 @@ class Tuning:
         for _ in range(draw_trials(self.event.shape, self.event.gamma)):
             if progress is not None:
                 progress()
-            trial = self._trial(secrets.randbelow(len(self.trials)), private, options)
+            trial = self._trial(secrets.randbelow(len(self.trials)), private, ledger, options)
             reasons |= set(trial.release.card.reasons)
             if best is not None and trial.public_inputs != best.public_inputs:
                 raise RunRefused(f"trials treated different collections as public, and {_NAMED}")
@@ -223,15 +226,16 @@ class Tuning:
             raise RuntimeError("a selection has at least one trial")
         return best, sorted(reasons)
 
-    def _trial(self, number: int, private: PrivateRecords, options: Mapping[str, Any]) -> _Trial:
+    def _trial(self, number: int, private: PrivateRecords, ledger: Ledger, options: Mapping[str, Any]) -> _Trial:
         """One trial, on a ledger of its own whose charges must be those that the selection was charged for."""
         planned, scored = self.event.candidates[number], self.trials[number]
         cost = Budget(1.01 * epsilon(planned, self.budget.delta), self.budget.delta, self.budget.unit)
         own = Ledger(None, limit=cost)
+        own.share_key(ledger)
         release = scored.fit(private, cost, own, **options)
         if release.card.events != own.events() or not _covers(planned, own.events()):
             raise RunRefused("a trial asked other queries than the selection was charged for; nothing is released")
-        inputs = tuple((one["name"], one["sha256"]) for one in own.public_inputs(release.card.run))
+        inputs = tuple((one["name"], one["fingerprint"]) for one in own.public_inputs(release.card.run))
         return _Trial(release, scored.method, float(release.model.state_dict()[_SCORE]), inputs)
 
 

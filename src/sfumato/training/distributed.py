@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,6 +42,11 @@ def process_group(device: str) -> Iterator[tuple[World, str]]:
         backend = "nccl" if torch.cuda.device_count() >= beside else "gloo"
         device = f"cuda:{local % torch.cuda.device_count()}"
         torch.cuda.set_device(device)
+    # torch._dynamo imports this module in the first step of an optimizer, and its functions have the group of that
+    # moment as their default argument. Imported after the group is made, it keeps the group and its threads alive
+    # until the interpreter shuts down; a thread of gloo that then frees a tensor aborts the process, its work done
+    # ("terminate called without an active exception").
+    importlib.import_module("torch.distributed.nn")
     store, rank, size = _first_contact()
     meet(store, rank, size, backend)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
@@ -146,6 +152,14 @@ class SharedCheckpoint:
     def save_result(self, run: str, result: Result) -> None:
         if self._world.first:
             self._checkpoint.save_result(run, result)
+
+    def card(self, run: str) -> str | None:
+        """The card whose hash is on the ledger; asked by the first process."""
+        return self._checkpoint.card(run)
+
+    def save_card(self, run: str, card: str) -> None:
+        if self._world.first:
+            self._checkpoint.save_card(run, card)
 
     def restore(self, name: str, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> int:
         content = self._world.broadcast(self._checkpoint.steps_file(name) if self._world.first else b"")
