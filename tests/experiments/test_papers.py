@@ -8,9 +8,8 @@ from sfumato.evaluation.protocols import PROTOCOLS
 from sfumato.experiments.datasets import datasets
 from sfumato.experiments.measures import MEASURES, PROTOCOL
 from sfumato.experiments.papers.computed import COMPUTATIONS
-from sfumato.experiments.papers.entries import Entry, papers, small
+from sfumato.experiments.papers.entries import SCALES, Entry, Scale, papers, small
 from sfumato.experiments.papers.entries import find as find_entry
-from sfumato.experiments.papers.scale import SCALES, Scale
 from sfumato.experiments.spec import from_table
 from sfumato.methods import METHODS, DPLFlow, find
 from sfumato.privacy import Budget, BudgetExceeded

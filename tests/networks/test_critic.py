@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from sfumato.networks.critic import by_patches
+from sfumato.networks.generators import by_patches
 
 
 def test_patches_are_the_convolution_and_have_its_second_derivatives() -> None:

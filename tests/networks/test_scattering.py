@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sfumato.networks.scattering import Scattering, ScatteringClassifier
+from sfumato.networks.features import Scattering, ScatteringClassifier
 
 
 def test_the_number_of_maps() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sfumato.data.digits import draw_digits
-from sfumato.networks.wavelets import LabelFilter, Wavelets
+from sfumato.networks.features import LabelFilter, Wavelets
 
 
 def test_a_row_of_features_for_each_image() -> None:

@@ -19,7 +19,7 @@ from sfumato.data.source import Record, Selection
 from sfumato.methods.dp_merf import DPMERF
 from sfumato.methods.dp_realnvp import DPRealNVP
 from sfumato.methods.dpaf import DPAF
-from sfumato.methods.measured import MeasuredMethod
+from sfumato.methods.scored import ScoredMethod
 from sfumato.privacy import Block, Budget, Ledger, LedgerBusy, LedgerDamaged, RunRefused, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
 from sfumato.release.export import export
@@ -149,7 +149,7 @@ def test_an_inspection_counts_the_names_that_were_joined(tmp_path: Path) -> None
 
 def test_an_honest_release_with_its_accuracy_fits_its_ledger() -> None:
     ledger = Ledger(None, Budget(3.0, 1e-5))
-    release = MeasuredMethod.of(DPMERF.small(), noise=30.0).fit(
+    release = ScoredMethod.of(DPMERF.small(), noise=30.0).fit(
         worst_case_images(), Budget(3.0, 1e-5), ledger, device="cpu"
     )
     assert release.card.method == "dp-merf" and disagreements(release.card, ledger) == []

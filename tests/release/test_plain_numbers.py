@@ -8,7 +8,7 @@ import numpy as np
 
 from release.cards import certified
 from sfumato.release import SyntheticImages
-from sfumato.release.card_page import card_page, render_card
+from sfumato.release.pages import card_page, render_card
 from sfumato.release.plain_numbers import factor_text, level, one_in_text
 
 

@@ -25,7 +25,7 @@ from sfumato.privacy.accounting import epsilon
 from sfumato.release.card import Card, rounded_up
 from sfumato.release.release import Release
 from sfumato.release.verification import problems
-from sfumato.training.run_folder import release_folder
+from sfumato.training.run import release_folder
 
 Images = tuple[np.ndarray, np.ndarray]
 """uint8 pixels and labels."""

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.cli.console import print_json, print_table, say
-from sfumato.cli.options import BudgetOptions, Json, signing_key
+from sfumato.cli.options import Json, signing_key
 from sfumato.cli.plan import QUERY_HEADINGS, query_rows
+from sfumato.options import BudgetOptions
 
 if TYPE_CHECKING:
     from sfumato.privacy import Ledger
@@ -70,7 +71,7 @@ def _facts(found: Ledger, release: Path | None, key: Path | None, sign: Path | N
     if release is not None:
         from sfumato.release.card import Card
         from sfumato.release.verification import problems
-        from sfumato.training.run_folder import release_folder
+        from sfumato.training.run import release_folder
 
         folder = release_folder(release)
         card = Card.from_json(json.loads((folder / "card.json").read_text(encoding="utf-8")))

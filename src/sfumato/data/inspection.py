@@ -16,7 +16,7 @@ import numpy as np
 
 from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, Unavailable, from_system
-from sfumato.data.formats.files import burned_in_text
+from sfumato.data.formats.folder import burned_in_text
 from sfumato.data.parallel import Workers
 from sfumato.data.persons import Persons
 from sfumato.data.reader import Reading, collection_splits, open_source, recognise, silent_decoders

@@ -18,9 +18,14 @@ from sfumato.privacy.budget import Unit
 from sfumato.privacy.events import event_from_json
 from sfumato.privacy.filter import FILTER
 from sfumato.privacy.randomness import DESCRIPTION
-from sfumato.release.attack_bounds import best_guess, guess_by_definition, most_recognised
-from sfumato.release.plain_data import entries
-from sfumato.release.plain_numbers import factor_text, one_in_text
+from sfumato.release.plain_numbers import (
+    best_guess,
+    entries,
+    factor_text,
+    guess_by_definition,
+    most_recognised,
+    one_in_text,
+)
 
 CERTIFIED, NO_GUARANTEE = "certified", "no guarantee"
 FALSE_ALARMS = (1000, 100, 10)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sfumato.files import new_folder, write_file, write_json
 from sfumato.release.card import Card
-from sfumato.release.card_page import card_page
+from sfumato.release.pages import card_page
 from sfumato.release.signature import SigningKey
 from sfumato.release.synthetic import SyntheticImages
 

@@ -14,7 +14,6 @@ from sfumato.privacy import Ledger
 from sfumato.privacy.accounting import ACCOUNTANT, relation
 from sfumato.privacy.events import PrivateSelection
 from sfumato.privacy.filter import FILTER
-from sfumato.release.attack_bounds import best_guess, guess_by_definition
 from sfumato.release.card import (
     CERTIFIED,
     Card,
@@ -27,6 +26,7 @@ from sfumato.release.card import (
     sampler_of,
     sentence_of,
 )
+from sfumato.release.plain_numbers import best_guess, guess_by_definition
 from sfumato.release.public_input import follows
 from sfumato.release.release import WEIGHTS
 
@@ -168,7 +168,7 @@ def _released_method(entry: Mapping[str, Any]) -> tuple[str, str, Any]:
     """Name, variant and parameters of the method whose generator a run releases."""
     parameters = entry.get("parameters")
     if entry["method"] == "measured" and parameters:
-        # ``methods/measured.py``: the count is on the card, and the generator is that of the measured method.
+        # ``methods/scored.py``: the count is on the card, and the generator is that of the measured method.
         inner = json.loads(parameters["settings"])
         return parameters["base"], inner["variant"], inner
     return entry["method"], entry["variant"], parameters
