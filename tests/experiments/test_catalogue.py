@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from paper_page import by_entry, page
 from sfumato.cli.console import console
+from sfumato.cli.experiment import print_result
 from sfumato.cli.main import main
-from sfumato.cli.reproduce import print_result
 from sfumato.durations import duration
 from sfumato.experiments.datasets import DatasetLocator
 from sfumato.experiments.papers.catalogue import catalogue, state
@@ -22,7 +22,6 @@ from sfumato.experiments.papers.result import Compared
 from sfumato.experiments.results import DataUsed, Measured, Provenance, ResultRow, ResultSet, load_results
 from sfumato.methods import METHODS
 from sfumato.planning.costs import costs
-from sfumato.report.paper_page import by_entry, page
 from sfumato.report.papers import draw, lines, standalone
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -48,18 +47,6 @@ def test_the_list_has_every_entry(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     for device, most in (("cpu", 3e8), ("cuda", 3e6)):
         costs = [item.seconds["full"] for item in catalogue(DatasetLocator.of(["nowhere"]), device=device)]
         assert all(0 < seconds < most for seconds in costs), max(costs)
-
-
-def test_the_list_says_how_many_entries_have_results(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(DOCS.parent)
-    monkeypatch.setattr(sys, "argv", ["sfumato", "reproduce", "list", "--data", "nowhere"])
-    with pytest.raises(SystemExit):
-        main()
-    printed = " ".join(capsys.readouterr().out.split())
-    [found] = re.findall(r"By docs/results: (.* not run)\.", printed)
-    assert f"39 entries; {found}." in (DOCS / "results" / "reproduction.md").read_text()
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
