@@ -116,7 +116,7 @@ class DPMixture(Method):
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts]:
         """Ask one sum after the other; each looks at the collection once."""
         model = self.build(curator.shape, len(curator.classes)).to(curator.device).requires_grad_(False)
-        mixture = model.generator
+        mixture = _mixture(model)
         histogram = ask_tone(curator) if model.tone is not None else None
         if histogram is not None and self.alignment:
             mixture.pose.background.fill_(background_of(histogram))
@@ -145,7 +145,7 @@ class DPMixture(Method):
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         """Images of the mixture, finished."""
         model = _finished(model)
-        mixture = model.generator
+        mixture = _mixture(model)
         return finish(
             model,
             lambda wanted: mixture.draw(wanted, temperature=self.temperature),
@@ -161,13 +161,19 @@ class DPMixture(Method):
 
     def density(self, model: nn.Module, images: Tensor) -> Tensor:
         """Log-density of each image's low frequencies and pose under each class, ``[B, classes]``."""
-        return _finished(model).generator.log_density(images)
+        return _mixture(_finished(model)).log_density(images)
 
 
 def _finished(model: nn.Module) -> FinishedGenerator:
     if not isinstance(model, FinishedGenerator):
         raise TypeError(f"a finished generator is needed, not {type(model).__name__}")
     return model
+
+
+def _mixture(model: FinishedGenerator) -> ClassMixtures:
+    if not isinstance(model.generator, ClassMixtures):
+        raise TypeError(f"class mixtures are needed, not {type(model.generator).__name__}")
+    return model.generator
 
 
 def _event(name: str, noise_multiplier: float, *, steps: int = 1) -> SubsampledGaussian:
