@@ -52,6 +52,16 @@ class DPAFPublished(Method):
         "published": "gradients from the aggregate without noise: raw access, no guarantee"
     }
     raw_access: ClassVar[bool] = True
+    paper_settings: ClassVar[Mapping[str, Any]] = {
+        "split": "C2-C2-C1",
+        "batch_size": 64,
+        "compression": 0.9,
+        "asymmetry": 8,
+        "conv1": "classifier",
+        "batches": "mixed",
+        "generator_loss": "single images",
+        "claimed_epsilon": 10.0,
+    }
 
     split: str = "C2-C2-C1"
     width: int = 16
