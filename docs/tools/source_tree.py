@@ -15,13 +15,14 @@ SOURCE = ROOT / "src" / "sfumato"
 TESTS = ROOT / "tests"
 # Every package and top-level module, lowest layer first; each may import from its own layer's package and those below.
 LAYERS = (
-    ("files",),
+    ("files", "durations"),
     ("privacy", "networks"),
     ("data",),
+    ("options",),
     ("release",),
     ("training",),
     ("methods",),
-    ("evaluation",),
+    ("evaluation", "planning"),
     ("audit",),
     ("experiments",),
     ("report",),

@@ -15,7 +15,7 @@ from sfumato.data.digits import draw_digits
 from sfumato.methods import DPMERF
 from sfumato.methods.registry import load
 from sfumato.privacy import Budget, PrivateRecords
-from sfumato.training.run_folder import Run
+from sfumato.training.run import Run
 
 OWN = '''
 from sfumato.audit.broken_methods import ControlMethod
@@ -109,6 +109,7 @@ def test_a_release_is_audited_and_its_card_says_so(finished: Path) -> None:
         "recomputed": 0.998,
         "covers": True,
         "on_ledger": True,
+        "problems": [],
         "sound": True,
     }
     assert sorted(path.name for path in (finished / "release").iterdir()) == [

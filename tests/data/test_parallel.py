@@ -26,19 +26,18 @@ import pytest
 from PIL import Image
 
 from sfumato.data import BadInput, clear_cache, read
-from sfumato.data import listing as listing_module
 from sfumato.data import parallel as parallel_module
+from sfumato.data import source as listing_module
 from sfumato.data.decode import ImageTransform
+from sfumato.data.formats import arrays as npz_module
 from sfumato.data.formats import folder as folder_module
-from sfumato.data.formats import npz as npz_module
-from sfumato.data.formats import parquet as parquet_module
+from sfumato.data.formats import tables as parquet_module
 from sfumato.data.images import Images
 from sfumato.data.inspection import inspect
-from sfumato.data.listing import ListedSource
 from sfumato.data.parallel import _plain
 from sfumato.data.part_worker import PartReader
 from sfumato.data.reader import Reading, open_source
-from sfumato.data.source import Selection
+from sfumato.data.source import ListedSource, Selection
 from sfumato.files import locked
 
 
@@ -121,6 +120,7 @@ read({str(shards)!r}, cache={str(tmp_path)!r}, workers=2, classes=3, progress=la
     assert not list(tmp_path.glob("reading-*"))
 
 
+@pytest.mark.long
 def test_a_process_that_ends_does_not_wait_for_its_reading(shards: Path, tmp_path: Path) -> None:
     """Several processes read in a thread beside the exchanges by which they notice that one of them has ended."""
     program = f"""
@@ -141,6 +141,7 @@ seen.wait()
     assert 1 <= len(parts) <= 3  # of 42: the first, and what the two processes were at
 
 
+@pytest.mark.long
 def test_a_reading_that_is_killed_while_it_tidies_up_is_whole(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +255,7 @@ def test_a_class_of_many_files_keeps_its_order(tmp_path: Path, monkeypatch: pyte
     assert found == expected and not list(tmp_path.glob("names-*"))
 
 
+@pytest.mark.long
 def test_two_readings_at_once_share_one(shards: Path, tmp_path: Path) -> None:
     program = f"""
 from sfumato.data import parallel, read

@@ -130,7 +130,7 @@ def test_a_first_run_that_was_stopped_early_makes_no_room_for_a_second(tmp_path:
         run = started(ledger, first, rest)
         ledger.charge(run, first)
     with Ledger(tmp_path / "l") as ledger:
-        assert filtered_epsilon([first, event(6.9)], ledger._order, BUDGET.delta) < 1.0
+        assert filtered_epsilon([first, event(6.9)], ledger.order, BUDGET.delta) < 1.0
         with pytest.raises(BudgetExceeded, match="first run"):
             spend(ledger, event(6.9))
         ledger.reserve(run, [rest])  # it may go on

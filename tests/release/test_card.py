@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +12,11 @@ from sfumato.release import Card, SyntheticImages
 
 
 def test_a_card_is_read_as_it_was_written() -> None:
+    """One of version 0.1.0, whose events were written with other keys."""
     written = json.loads(FILE.read_text())
-    assert Card.from_json(written).to_json() == written
-    assert list(Card.from_json(written).to_json()) == list(written)
+    card = Card.from_json(written)
+    assert Card.from_json(json.loads(card.text)) == card
+    assert {**card.to_json(), "events": written["events"]} == written and list(card.to_json()) == list(written)
     assert certified().summary().to_json() == {
         "guarantee": "certified",
         "epsilon": 1.0,
@@ -33,12 +34,10 @@ def test_missing_and_unknown_entries_are_named() -> None:
         Card.from_json(written)
 
 
-@pytest.mark.parametrize(
-    "change", [{"guarantee": "sort of"}, {"epsilon": float("inf")}, {"epsilon": None}, {"sentence": " "}]
-)
-def test_a_card_that_guarantees_nothing_definite_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        certified(**change)
+def test_a_card_that_guarantees_nothing_definite_is_refused() -> None:
+    for change in [{"guarantee": "sort of"}, {"epsilon": float("inf")}, {"epsilon": None}, {"sentence": " "}]:
+        with pytest.raises(ValueError):
+            certified(**change)
 
 
 def test_synthetic_images_unpack_and_carry_their_card() -> None:
@@ -51,17 +50,14 @@ def test_synthetic_images_unpack_and_carry_their_card() -> None:
         drawn.card = certified()  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("images", "labels"),
-    [
+def test_wrong_arrays_are_refused() -> None:
+    for images, labels in [
         (np.zeros((2, 3, 8, 8), np.float32), np.zeros(2, int)),
         (np.zeros((2, 8, 8), np.uint8), np.zeros(2, int)),
         (np.zeros((2, 3, 8, 8), np.uint8), np.zeros(3, int)),
         (np.zeros((2, 3, 8, 8), np.uint8), np.array([0, 3])),
         (np.zeros((2, 3, 8, 8), np.uint8), np.array([0.0, 1.0])),
         (np.zeros((2, 1, 8, 8), np.uint8), np.zeros(2, int)),
-    ],
-)
-def test_wrong_arrays_are_refused(images: np.ndarray, labels: np.ndarray) -> None:
-    with pytest.raises(ValueError):
-        SyntheticImages(images, labels, certified(shape=(3, 8, 8), classes=("a", "b", "c")))
+    ]:
+        with pytest.raises(ValueError):
+            SyntheticImages(images, labels, certified(shape=(3, 8, 8), classes=("a", "b", "c")))

@@ -19,7 +19,7 @@ from sfumato.networks.dcgan import ACTIVATIONS, Back, Front, Generator, split_of
 from sfumato.networks.pixels import Shape
 from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
 from sfumato.privacy.gradients import Clip, Compressed
-from sfumato.training.divergence_guard import DivergenceGuard
+from sfumato.training.optimisation import DivergenceGuard
 
 _CLASSIFIER = "classifier"
 _TRAIN = "training"

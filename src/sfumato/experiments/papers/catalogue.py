@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from sfumato.experiments.datasets import Dataset, DatasetLocator, datasets
-from sfumato.experiments.papers.costs import costs, training_seconds
-from sfumato.experiments.papers.entries import Case, Entry, Paper, Setting, papers
-from sfumato.experiments.papers.scale import SCALES, Scale
+from sfumato.experiments.papers.entries import SCALES, Case, Entry, Paper, Scale, Setting, papers
 from sfumato.methods import METHODS, Method
+from sfumato.planning.costs import costs, training_seconds
 
 
 @dataclass(frozen=True)
@@ -133,11 +132,3 @@ def _pixels(options: Mapping[str, Any]) -> int:
     """Numbers in an image; 28×28 grey where nothing is said."""
     side = options.get("size")
     return 3 * side * side if side else 784
-
-
-def duration_text(seconds: float) -> str:
-    """A duration in its natural unit, at most two digits after the point."""
-    for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds / 86_400:,.0f} days"

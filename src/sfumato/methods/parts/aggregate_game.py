@@ -13,8 +13,7 @@ from sfumato.networks.dcgan import Back, Front, Generator
 from sfumato.networks.pixels import one_hot
 from sfumato.privacy import Draws, NoisyGradient, Step
 from sfumato.privacy.gradients import Batch, clipped_sum
-from sfumato.training.divergence_guard import DivergenceGuard
-from sfumato.training.schedules import set_learning_rate, warmup_cosine_decay
+from sfumato.training.optimisation import DivergenceGuard, set_learning_rate, warmup_cosine_decay
 
 if TYPE_CHECKING:
     from sfumato.methods.dpaf import DPAF

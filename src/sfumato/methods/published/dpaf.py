@@ -17,7 +17,7 @@ from sfumato.networks.dcgan import ACTIVATIONS, Back, Front, Generator, split_of
 from sfumato.networks.pixels import Shape, one_hot
 from sfumato.privacy import Block, Budget, Counts, Curator, Draws, Plan, SubsampledGaussian
 from sfumato.privacy.gradients import Batch, Compressed, clipped_sum
-from sfumato.training.schedules import set_learning_rate, warmup_cosine_decay
+from sfumato.training.optimisation import set_learning_rate, warmup_cosine_decay
 
 _DELTA = 1e-5  # of the paper's claims
 _COUNT_SHARE = 0.01  # of a feature vector's squared norm; the sum counts its rows by it
