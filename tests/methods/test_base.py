@@ -11,16 +11,16 @@ LATER = {"dp-realnvp-published"}
 """Methods that version 0.1.0 did not have."""
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in LATER])
-def test_a_former_name_is_refused_with_the_present_one(name: str) -> None:
-    method = find(name)
-    known = method().parameters()
-    former = {old: new for old, new in renamed_parameters(name).items() if new in known}
-    assert former
-    for old, new in former.items():
-        assert old not in known, f"{old} is a present name"
-        with pytest.raises(ValueError, match=f"no parameter '{old}'; it is called '{new}' now"):
-            method.configured({old: 1})
+def test_a_former_name_is_refused_with_the_present_one() -> None:
+    for name in METHODS.keys() - LATER:
+        method = find(name)
+        known = method().parameters()
+        former = {old: new for old, new in renamed_parameters(name).items() if new in known}
+        assert former, name
+        for old, new in former.items():
+            assert old not in known, f"{old} is a present name of {name}"
+            with pytest.raises(ValueError, match=f"no parameter '{old}'; it is called '{new}' now"):
+                method.configured({old: 1})
 
 
 def test_a_misspelled_name_is_refused_with_the_nearest() -> None:
