@@ -15,8 +15,8 @@ import time
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods.parts.sharded_critics import ShardedCritics
-from sfumato.networks import critic as networks
+from sfumato.methods.gs_wgan import ShardedCritics
+from sfumato.networks import generators as networks
 
 
 def visit(critics: ShardedCritics, images: Tensor, fakes: Tensor, labels: Tensor, mixes: Tensor) -> Tensor:

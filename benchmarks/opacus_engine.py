@@ -32,8 +32,8 @@ from sfumato.experiments.gather import metric_name
 from sfumato.experiments.results import DataUsed, Measured, ResultRow, ResultSet, provenance
 from sfumato.methods.dp_vae import DPVAE, ConditionalVAE
 from sfumato.privacy import Budget
-from sfumato.training.cost import peak_memory
-from sfumato.training.ema import ema_update
+from sfumato.training.optimisation import ema_update
+from sfumato.training.profiling import peak_memory
 
 RECORDS, TEST_RECORDS, SYNTHETIC_IMAGES, TRAININGS = 4000, 2000, 2000, 3
 EPSILON, DELTA = 10.0, 1e-5

@@ -2,8 +2,7 @@
 
     python docs/case_studies.py [--measure]
 
-With ``--measure`` the file is written first: what ``sfumato audit canary --json`` prints, without the seconds, and the
-commit.
+With ``--measure`` the attacks of ``benchmarks/case_studies.py`` are run and the file is written first.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ def measure(seed: int = 0) -> dict[str, Any]:
     """Attack every case study. The seconds are left out: they differ between machines, and nothing else does."""
     import numpy as np
 
-    from sfumato.audit.case_studies import CASE_STUDIES
+    sys.path.insert(0, str(DOCS.parent / "benchmarks"))
+    from case_studies import CASE_STUDIES  # type: ignore[import-not-found]
     from sfumato.experiments.results import current_commit
 
     found = [make(np.random.default_rng(seed)).to_json() for make in CASE_STUDIES.values()]

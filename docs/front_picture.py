@@ -16,7 +16,7 @@ from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont
 
 from sfumato.data import read
-from sfumato.release.image_grid import grid
+from sfumato.release.pages import grid
 
 IMAGES = Path(__file__).parent / "images"
 CLASSES, SHOWN, SCALE = 10, 3, 2

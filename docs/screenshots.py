@@ -19,9 +19,9 @@ from PIL import Image
 
 from browser import DESKTOP, PHONE, Browser
 from sfumato.data.digits import draw_digits
-from sfumato.experiments.compare import ComparedMethod, ComparedMetric, ComparisonResult, Summary
+from sfumato.experiments.comparison import ComparedMethod, ComparedMetric, ComparisonResult, Summary
 from sfumato.experiments.results import ResultRow, ResultSet
-from sfumato.release.image_grid import data_address
+from sfumato.release.pages import data_address
 from sfumato.report.comparison import comparison_page
 
 IMAGES = Path(__file__).parent / "images"

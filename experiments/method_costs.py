@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
-from sfumato.experiments.papers.costs import costs, record_steps
+from sfumato.planning.costs import costs, record_steps
 from sfumato.methods import find
 from sfumato.training.profiling import rehearse
 
-COSTS = Path(__file__).parents[1] / "src" / "sfumato" / "experiments" / "papers" / "costs.toml"
+COSTS = Path(__file__).parents[1] / "src" / "sfumato" / "planning" / "costs.toml"
 IMAGES = 60_000
 
 

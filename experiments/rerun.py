@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from scipy import stats
 
-from sfumato.experiments.papers.costs import costs
+from sfumato.planning.costs import costs
 from sfumato.experiments.results import ResultSet, current_commit, load_results
 from sfumato.experiments.spec import read_experiments
 

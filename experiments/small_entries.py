@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from sfumato.experiments.papers.entries import papers
 from sfumato.experiments.results import ResultSet
 
-COSTS = Path(__file__).parents[1] / "src" / "sfumato" / "experiments" / "papers" / "costs.toml"
+COSTS = Path(__file__).parents[1] / "src" / "sfumato" / "planning" / "costs.toml"
 TABLE = re.compile(r"(\[measured\]\n).*?(\n# Device memory)", re.DOTALL)
 
 

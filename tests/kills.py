@@ -36,7 +36,7 @@ from sfumato.privacy.curator import AnswerLost
 from sfumato.privacy.journal import LedgerDamaged
 from sfumato.release.card import Card
 from sfumato.training.checkpoint import FolderCheckpoint
-from sfumato.training.run_folder import Run
+from sfumato.training.run import Run
 from worst_case import worst_case_images
 
 LEDGERS = ("same", "another", "copy", "none")

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from sfumato.audit.replay import replay
     from sfumato.data import BadInput, Images, PrivateImages, PublicImages, read
     from sfumato.evaluation.evaluate import evaluate
-    from sfumato.experiments.expected_use import PublicFacts
-    from sfumato.experiments.planning import choose_method, plan_all
     from sfumato.methods import Method
     from sfumato.methods.dp2_vae import DP2VAE
     from sfumato.methods.dp_diffusion import DPDiffusion
@@ -32,9 +30,11 @@ if TYPE_CHECKING:
     from sfumato.methods.published.dpaf import DPAFPublished
     from sfumato.methods.published.dppm import DPPMPublished
     from sfumato.methods.registry import load
+    from sfumato.planning.expected_use import PublicFacts
+    from sfumato.planning.plan import choose_method, plan_all
     from sfumato.privacy import Budget, Ledger, NoGuarantee
     from sfumato.release import Card, Release, SyntheticImages
-    from sfumato.report.compare import compare
+    from sfumato.report.comparison import compare
 
     __version__: str
 
@@ -72,7 +72,7 @@ _MODULES = {
     "plan_all": "experiments.planning",
     "choose_method": "experiments.planning",
     "evaluate": "evaluation.evaluate",
-    "compare": "report.compare",
+    "compare": "report.comparison",
     "replay": "audit.replay",
 }
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sfumato.audit.adversarial_search import search, sweep
 from sfumato.audit.broken_methods import ControlMethod, TwoClips
 from sfumato.audit.replay import replay
-from sfumato.audit.worst_case import KINDS, planted, rows_of, worst_case_images
+from sfumato.audit.worst_case import KINDS, planted, rows_of, search, sweep, worst_case_images
 from sfumato.methods import DPMERF
 from sfumato.privacy import Budget, PrivateRecords
 

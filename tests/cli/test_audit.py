@@ -15,7 +15,7 @@ from sfumato.data.digits import draw_digits
 from sfumato.methods import DPMERF
 from sfumato.methods.registry import load
 from sfumato.privacy import Budget, PrivateRecords
-from sfumato.training.run_folder import Run
+from sfumato.training.run import Run
 
 OWN = '''
 from sfumato.audit.broken_methods import ControlMethod

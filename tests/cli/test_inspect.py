@@ -40,6 +40,7 @@ def test_what_is_there_and_what_to_run_next(
     assert found["images"] == 12 and found["labels"] == {"a": 6, "b": 6} and found["persons"] == 4
     assert found["colours"] == {"grey stored as colour": 12} and len(found["sizes"]) == 2
     assert found["bad_images"] == 1 and "a/notes.txt" in found["bad"][0]
+    assert found["suggested"]["size"] == 32 and not found["suggested"]["skip_bad"]
     words = shlex.split(found["next_command"])
     assert words[:3] == ["sfumato", "train", str(letters)]
     assert "--size 32 --colour grey" in found["next_command"] and "--skip-bad" in words

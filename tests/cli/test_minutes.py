@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sfumato.cli.minutes import for_minutes
+from sfumato.cli.train import for_minutes
 from sfumato.data import Images
 from sfumato.methods.dp_diffusion import DPDiffusion
 from sfumato.methods.dp_merf import DPMERF
-from sfumato.training.run_folder import Run
+from sfumato.training.run import Run
 
 IMAGES = Images(pixels=np.zeros((4, 1, 28, 28), np.uint8), labels=np.array([0, 1, 0, 1]), classes=("a", "b"))
 

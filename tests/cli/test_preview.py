@@ -17,7 +17,7 @@ from sfumato.methods.dp2_vae import DP2VAE
 from sfumato.methods.dp_vae import DPVAE
 from sfumato.methods.preview import preview
 from sfumato.privacy import NoGuarantee
-from sfumato.training.run_folder import Run
+from sfumato.training.run import Run
 
 
 def begun(folder: Path) -> Run:

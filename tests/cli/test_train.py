@@ -20,10 +20,10 @@ import typer
 from torch import nn
 
 from sfumato.audit.broken_methods import ControlMethod
-from sfumato.cli.choice import choose
 from sfumato.cli.main import app, main
-from sfumato.experiments.expected_use import PublicFacts
+from sfumato.cli.train import choose
 from sfumato.methods import METHODS
+from sfumato.planning.expected_use import PublicFacts
 from sfumato.privacy import Budget, Curator, Ledger, PrivateRecords, Randomness
 from sfumato.training.checkpoint import FolderCheckpoint
 

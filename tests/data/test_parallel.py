@@ -26,19 +26,18 @@ import pytest
 from PIL import Image
 
 from sfumato.data import BadInput, clear_cache, read
-from sfumato.data import listing as listing_module
 from sfumato.data import parallel as parallel_module
+from sfumato.data import source as listing_module
 from sfumato.data.decode import ImageTransform
+from sfumato.data.formats import arrays as npz_module
 from sfumato.data.formats import folder as folder_module
-from sfumato.data.formats import npz as npz_module
-from sfumato.data.formats import parquet as parquet_module
+from sfumato.data.formats import tables as parquet_module
 from sfumato.data.images import Images
 from sfumato.data.inspection import inspect
-from sfumato.data.listing import ListedSource
 from sfumato.data.parallel import _plain
 from sfumato.data.part_worker import PartReader
 from sfumato.data.reader import Reading, open_source
-from sfumato.data.source import Selection
+from sfumato.data.source import ListedSource, Selection
 from sfumato.files import locked
 
 

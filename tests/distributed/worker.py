@@ -22,7 +22,7 @@ from privacy.test_runs import KillAfter, Killed
 from sfumato.audit.replay import replay
 from sfumato.evaluation import fidelity
 from sfumato.evaluation.features import FeatureNetwork, extract
-from sfumato.evaluation.running_statistics import feature_statistics
+from sfumato.evaluation.fidelity import feature_statistics
 from sfumato.methods import Method, find
 from sfumato.privacy import Budget, PrivateRecords
 from sfumato.privacy.distributed import ProcessesDiffer, RankLost, World

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from sfumato.evaluation import fidelity
-from sfumato.evaluation.cache import cached_statistics, content_key
 from sfumato.evaluation.features import FeatureNetwork
+from sfumato.evaluation.fidelity import cached_statistics, content_key
 
 
 class Counting(nn.Module):

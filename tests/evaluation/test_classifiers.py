@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from sfumato.evaluation.classifier_networks import HalfDropout, mlp
-from sfumato.evaluation.classifier_pool import train_classifiers
-from sfumato.evaluation.classifier_training import NetworkTraining
 from sfumato.evaluation.classifiers import (
     CNN,
     LOGISTIC_REGRESSION,
     MLP,
     ClassifierSpec,
+    HalfDropout,
+    NetworkTraining,
     OptimizerSpec,
     TrainingJob,
+    mlp,
     score,
     train_classifier,
+    train_classifiers,
 )
 from sfumato.evaluation.protocols import PROTOCOLS
 

@@ -12,8 +12,7 @@ import torch
 
 from release.cards import certified
 from sfumato.data.images import Images
-from sfumato.evaluation.classifier_networks import mlp
-from sfumato.evaluation.classifiers import LOGISTIC_REGRESSION, ClassifierSpec
+from sfumato.evaluation.classifiers import LOGISTIC_REGRESSION, ClassifierSpec, mlp
 from sfumato.evaluation.evaluate import evaluate
 from sfumato.evaluation.image_sets import bench_split
 from sfumato.evaluation.protocols import PROTOCOLS, Protocol, protocol_named

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from sfumato.evaluation import fidelity, running_statistics
+from sfumato.evaluation import fidelity
 from sfumato.evaluation.features import FeatureNetwork, extract
 from sfumato.evaluation.fidelity import frechet_distance, kernel_distance, manifold, statistics
 
@@ -108,11 +108,9 @@ def test_statistics_of_many_images_never_hold_all_features(count: int, monkeypat
         held.append(len(pixels))
         return extract(network, pixels, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(running_statistics, "extract", watched)
+    monkeypatch.setattr(fidelity, "extract", watched)
     seen: list[tuple[int, int]] = []
-    found = running_statistics.feature_statistics(
-        network, pixels, progress=lambda task, done, total: seen.append((done, total))
-    )
+    found = fidelity.feature_statistics(network, pixels, progress=lambda task, done, total: seen.append((done, total)))
     assert held == ([100] if count == 100 else [])
     assert seen[-1] == (count, count)
     assert found.count == count and torch.equal(found.rows, expected.rows)

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 from torchmetrics.image.kid import KernelInceptionDistance
 
-from sfumato.evaluation import inception as room
-from sfumato.evaluation.inception import InceptionHead, checked_bytes, inception, inception_score
+from sfumato.evaluation import features as room
+from sfumato.evaluation.features import InceptionHead, checked_bytes, inception, inception_score
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sfumato.evaluation.memorisation import nearest_neighbours, write_view
+from sfumato.evaluation.private_views import nearest_neighbours, write_view
 
 
 def noise(count: int, seed: int) -> np.ndarray:

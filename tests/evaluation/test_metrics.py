@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sfumato.evaluation.metrics import METRICS, metric_named
+from sfumato.evaluation.results import METRICS, metric_named
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,13 @@ from sfumato.cli.main import main
 from sfumato.cli.reproduce import print_result
 from sfumato.experiments.datasets import DatasetLocator
 from sfumato.experiments.papers.catalogue import catalogue, duration_text, state
-from sfumato.experiments.papers.costs import costs
 from sfumato.experiments.papers.entries import Case, Entry, Figure, Setting, Value, find, papers
 from sfumato.experiments.papers.result import Compared
 from sfumato.experiments.results import DataUsed, Measured, Provenance, ResultRow, ResultSet, load_results
 from sfumato.methods import METHODS
-from sfumato.report.paper_figure import draw, standalone
+from sfumato.planning.costs import costs
 from sfumato.report.paper_page import by_entry, page
-from sfumato.report.papers import lines
+from sfumato.report.papers import draw, lines, standalone
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -16,10 +16,8 @@ from data.samples import write_idx
 from sfumato.cli.main import main
 from sfumato.data.digits import draw_digits
 from sfumato.experiments.datasets import DatasetLocator
-from sfumato.experiments.papers.entries import find
-from sfumato.experiments.papers.layout import lay_out
-from sfumato.experiments.papers.result import compared
-from sfumato.experiments.papers.scale import Scale
+from sfumato.experiments.papers.entries import Scale, find
+from sfumato.experiments.papers.result import compared, lay_out
 from sfumato.experiments.results import ResultSet
 from sfumato.experiments.training import Baselines, Trial
 from sfumato.privacy import Ledger

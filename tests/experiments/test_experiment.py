@@ -13,9 +13,7 @@ from data.samples import write_idx
 from sfumato.cli.experiment import _without_paths
 from sfumato.cli.main import main
 from sfumato.data.digits import draw_digits
-from sfumato.evaluation.classifier_networks import mlp
-from sfumato.evaluation.classifier_pool import train_classifiers
-from sfumato.evaluation.classifiers import ClassifierSpec, TrainingJob
+from sfumato.evaluation.classifiers import ClassifierSpec, TrainingJob, mlp, train_classifiers
 from sfumato.experiments.datasets import DatasetLocator, datasets, read_images, read_validation
 from sfumato.experiments.experiment import in_order, lay_out
 from sfumato.experiments.results import ResultSet, load_results

@@ -10,9 +10,8 @@ from sfumato.evaluation.protocols import PROTOCOLS
 from sfumato.experiments.datasets import datasets
 from sfumato.experiments.measures import MEASURES, PROTOCOL
 from sfumato.experiments.papers.computed import COMPUTATIONS
-from sfumato.experiments.papers.entries import Entry, Paper, papers, small
+from sfumato.experiments.papers.entries import SCALES, Entry, Paper, Scale, papers, small
 from sfumato.experiments.papers.entries import find as find_entry
-from sfumato.experiments.papers.scale import SCALES, Scale
 from sfumato.experiments.spec import from_table
 from sfumato.methods import METHODS, DPLFlow, find
 from sfumato.privacy import Budget, BudgetExceeded

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sfumato.experiments.expected_use import (
+from sfumato.experiments.results import ResultSet
+from sfumato.methods import METHODS, find
+from sfumato.planning.expected_use import (
     PublicFacts,
     Use,
     expected_share,
@@ -21,9 +23,7 @@ from sfumato.experiments.expected_use import (
     table_facts,
     table_rows,
 )
-from sfumato.experiments.planning import TIME_LIMIT, choose_method, plan_all, use_warning
-from sfumato.experiments.results import ResultSet
-from sfumato.methods import METHODS, find
+from sfumato.planning.plan import TIME_LIMIT, choose_method, plan_all, use_warning
 from sfumato.privacy import Block, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
 

@@ -14,7 +14,7 @@ from sfumato.data import PrivateImages
 from sfumato.methods.dp2_vae import DP2VAE
 from sfumato.methods.parts.record_posteriors import LatentGenerator, decoder_for
 from sfumato.methods.published.dp2_vae import DP2VAEPublished, stacked_weights
-from sfumato.networks.variational import Decoder, channels_of
+from sfumato.networks.vae import Decoder, channels_of
 from sfumato.privacy import Budget, BudgetExceeded, NoGuarantee, PrivateRecords
 from sfumato.privacy.gradients import PerClass
 from squares import squares

@@ -14,7 +14,7 @@ from sfumato.experiments.spec import read_experiments
 from sfumato.methods.dp_diffusion import DPDiffusion, TaughtDiffusion
 from sfumato.methods.parts.teacher import guided
 from sfumato.methods.parts.time_budget import cpu_settings, settings_for_minutes
-from sfumato.networks.scattering import ScatteringClassifier
+from sfumato.networks.features import ScatteringClassifier
 from sfumato.privacy import Budget, Ledger, NoGuarantee, Plan, PrivateRecords, Randomness
 from sfumato.training.checkpoint import FolderCheckpoint
 

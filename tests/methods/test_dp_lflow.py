@@ -10,10 +10,10 @@ import torch
 
 from sfumato.audit.replay import replay
 from sfumato.data import PrivateImages
-from sfumato.evaluation.density import out_of_distribution_auroc
+from sfumato.evaluation.latent_codes import out_of_distribution_auroc
 from sfumato.methods.dp_lflow import DPLFlow, LatentFlow
 from sfumato.methods.registry import load
-from sfumato.networks.sharpening import sharpen
+from sfumato.networks.pixels import sharpen
 from sfumato.privacy import Budget, BudgetExceeded
 from sfumato.privacy.gradients import PerClass
 from squares import squares

@@ -10,9 +10,8 @@ import torch
 
 from sfumato.audit.replay import replay
 from sfumato.data import PrivateImages
-from sfumato.methods.gs_wgan import GSWGAN, _CriticUpdate
-from sfumato.methods.parts.sharded_critics import ShardedCritics
-from sfumato.networks.critic import Critic
+from sfumato.methods.gs_wgan import GSWGAN, ShardedCritics, _CriticUpdate
+from sfumato.networks.generators import Critic
 from sfumato.privacy import Budget, BudgetExceeded, NoGuarantee, PrivateRecords, Randomness
 from squares import squares
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from sfumato.data.digits import draw_digits
 from sfumato.methods.dp_lflow import DPLFlow
 from sfumato.methods.parts.label_filter import EVENT, label_filter_query, rejection_sample, train_label_filter
-from sfumato.networks.wavelets import LabelFilter
+from sfumato.networks.features import LabelFilter
 from sfumato.privacy import Budget, Curator, Ledger, Plan, PrivateRecords, Randomness
 
 

@@ -16,9 +16,9 @@ import torch
 
 from sfumato.data import PrivateImages
 from sfumato.data.digits import draw_digits
-from sfumato.experiments.expected_use import PublicFacts, Use
-from sfumato.experiments.planning import plan_all
 from sfumato.methods.registry import METHODS, find
+from sfumato.planning.expected_use import PublicFacts, Use
+from sfumato.planning.plan import plan_all
 from sfumato.privacy import Budget, NoGuarantee
 
 RECORDS, SYNTHETIC, CLASSES = 2000, 400, 10

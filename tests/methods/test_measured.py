@@ -12,14 +12,14 @@ from report.finished import write_npz
 from sfumato.audit.replay import replay
 from sfumato.data.digits import draw_digits
 from sfumato.methods.dp_merf import DPMERF
-from sfumato.methods.measured import MeasuredMethod, accuracy_remark
 from sfumato.methods.registry import load
+from sfumato.methods.scored import ScoredMethod, accuracy_remark
 from sfumato.privacy import Budget
 from sfumato.report.scan import scan
 
 
 def test_neighbours_differ_by_no_more_than_was_paid_for() -> None:
-    found = replay(MeasuredMethod.small(), records(40), budget=Budget(epsilon=50, delta=1e-5), pairs=2)
+    found = replay(ScoredMethod.small(), records(40), budget=Budget(epsilon=50, delta=1e-5), pairs=2)
     assert found.pairs == 2 and not found.findings, found.findings
     [moved] = [value for name, value in found.movement.items() if "labelled correctly" in name]
     assert 0.9 < moved <= 1

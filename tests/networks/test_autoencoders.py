@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sfumato.networks.autoencoders import Autoencoder, halvings
+from sfumato.networks.vae import Autoencoder, halvings
 
 
 @pytest.mark.parametrize(

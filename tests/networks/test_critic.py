@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato.networks.critic import by_patches
+from sfumato.networks.generators import by_patches
 
 
 @pytest.mark.parametrize(("channels", "side"), [(1, 28), (3, 9)])

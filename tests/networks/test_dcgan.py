@@ -60,7 +60,7 @@ def test_every_split_goes_through_at_every_size(side: int, channels: int, split:
     vectors = front(images, labels)
     assert vectors.shape == (3, front.length)
     torch.testing.assert_close(front.last_maps(vectors), front.layers(images, labels)[-1])
-    assert back(front.last_maps(vectors), labels).shape == (3,)
+    assert back(front.last_maps(vectors), torch.eye(3)[labels]).shape == (3, 1)
 
 
 def test_the_vector_stays_in_the_ball_whatever_the_image() -> None:

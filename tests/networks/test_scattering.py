@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sfumato.networks.scattering import Scattering, ScatteringClassifier
+from sfumato.networks.features import Scattering, ScatteringClassifier
 
 
 @pytest.mark.parametrize(("shape", "maps"), [((1, 28, 28), 81), ((3, 32, 32), 243), ((3, 64, 64), 651)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sfumato.data.digits import draw_digits
-from sfumato.networks.wavelets import LabelFilter, Wavelets
+from sfumato.networks.features import LabelFilter, Wavelets
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 64, 64), (1, 5, 9)])

@@ -11,7 +11,7 @@ from scipy import stats
 
 from sfumato.privacy import Block, Budget, BudgetExceeded, Plan, RawAccess, SubsampledGaussian
 from sfumato.privacy.accounting import calibrate, epsilon
-from sfumato.release.attack_bounds import best_guess, most_recognised
+from sfumato.release.plain_numbers import best_guess, most_recognised
 
 
 def event(rate: float, noise: float, steps: int, name: str = "train") -> SubsampledGaussian:

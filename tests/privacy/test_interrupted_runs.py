@@ -19,7 +19,7 @@ from sfumato.privacy import Ledger, RunRefused, Step
 from sfumato.privacy.curator import AnswerLost
 from sfumato.privacy.interfaces import Started
 from sfumato.training.checkpoint import FolderCheckpoint
-from sfumato.training.run_folder import Run
+from sfumato.training.run import Run
 from worst_case import worst_case_images
 
 

@@ -45,7 +45,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert again.spent() == spent > 0
     assert again.head == head
     assert again.charged_steps(run, "train") == 20
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 2
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
 
 

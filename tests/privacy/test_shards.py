@@ -24,7 +24,7 @@ from sfumato.privacy.events import event_from_json
 from sfumato.privacy.gradients import UnsupportedModel
 from sfumato.privacy.mechanism import Query
 from sfumato.privacy.sampling import Partition, Units
-from sfumato.release.attack_bounds import best_guess, most_recognised
+from sfumato.release.plain_numbers import best_guess, most_recognised
 from worst_case import worst_case_images
 
 SHARDS = 5

@@ -9,7 +9,7 @@ import pytest
 
 from release.cards import certified
 from sfumato.release import SyntheticImages
-from sfumato.release.card_page import card_page, render_card
+from sfumato.release.pages import card_page, render_card
 from sfumato.release.plain_numbers import factor_text, level, one_in_text
 
 

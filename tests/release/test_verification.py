@@ -12,12 +12,12 @@ from torch import nn
 
 from sfumato.methods.dp_merf import DPMERF
 from sfumato.methods.dp_realnvp import DPRealNVP
-from sfumato.methods.measured import MeasuredMethod, measured_release
+from sfumato.methods.scored import ScoredMethod
 from sfumato.privacy import Budget, Counts, Curator, Ledger
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.events import RawAccess
-from sfumato.release.attack_bounds import best_guess
 from sfumato.release.card import Card, LedgerHead
+from sfumato.release.plain_numbers import best_guess
 from sfumato.release.verification import disagreements
 from worst_case import worst_case_images
 
@@ -69,8 +69,8 @@ def test_a_seeded_run_cannot_be_called_certified(trained: tuple[Card, Path]) -> 
 
 def test_a_measured_release_fits_the_run_that_measured_it() -> None:
     ledger = Ledger(None, BUDGET)
-    method = MeasuredMethod.of(DPMERF.small(), noise=30.0)
-    card = measured_release(method.fit(worst_case_images(), BUDGET, ledger, device="cpu")).card
+    method = ScoredMethod.of(DPMERF.small(), noise=30.0)
+    card = method.fit(worst_case_images(), BUDGET, ledger, device="cpu").card
     assert card.method == "dp-merf" and disagreements(card, ledger) == []
     other = replace(card, parameters=DPMERF().parameters())
     assert any("parameters on the card" in sentence for sentence in disagreements(other, ledger))

@@ -12,15 +12,14 @@ from PIL import Image
 from sfumato.data import Images, PrivateImages
 from sfumato.data.digits import draw_digits
 from sfumato.evaluation.evaluate import evaluate
-from sfumato.evaluation.memorisation import nearest_neighbours, write_view
+from sfumato.evaluation.private_views import nearest_neighbours, write_side_by_side, write_view
 from sfumato.evaluation.results import EvaluationResult
-from sfumato.evaluation.side_by_side import write_side_by_side
-from sfumato.experiments.compare import ClassSummary, ComparedMethod, ComparedMetric, ComparisonResult, Summary
+from sfumato.experiments.comparison import ClassSummary, ComparedMethod, ComparedMetric, ComparisonResult, Summary
 from sfumato.methods import DPMERF
 from sfumato.methods.registry import load
 from sfumato.privacy import Budget
-from sfumato.release.image_grid import data_address
-from sfumato.training.run_folder import Run
+from sfumato.release.pages import data_address
+from sfumato.training.run import Run
 
 PIXEL = data_address(Image.new("L", (1, 1)))
 TRAIN, TEST = draw_digits(317, seed=1), draw_digits(90, seed=2)

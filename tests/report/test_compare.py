@@ -18,8 +18,7 @@ import pytest
 from browser import DESKTOP, PHONE, Browser
 from report.finished import TEST, TRAIN, write_npz
 from sfumato.cli.main import main
-from sfumato.experiments.compare import composed_epsilon, gather
-from sfumato.experiments.comparison import chosen_methods
+from sfumato.experiments.comparison import chosen_methods, composed_epsilon, gather_comparison
 from sfumato.experiments.spec import Conditions, DataSpec, EvaluationSpec, TrainingSpec
 from sfumato.experiments.training import train_release
 from sfumato.methods import DPMERF, METHODS, find
@@ -27,7 +26,7 @@ from sfumato.privacy import Block, Budget, Ledger, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.interfaces import Started
 from sfumato.report.scan import scan
-from sfumato.training.run_folder import Run
+from sfumato.training.run import Run
 
 SMALL = ["features=64", "width=2", "iterations=60", "batch_size=20", "count_noise=5"]
 
@@ -134,7 +133,7 @@ def test_a_run_whose_answer_is_lost_is_begun_again_and_still_counted(tmp_path: P
     assert (begun.folder / "release" / "card.json").exists()
     [lost] = begun.folder.parent.glob("run-0.lost-1")
     assert Ledger.read(lost / "ledger.jsonl").spent() > 0
-    composed = gather([training], conditions, failed={}).composed
+    composed = gather_comparison([training], conditions, failed={}).composed
     assert composed["ledgers"] == 2 and composed["epsilon"] > 3.0
 
 

@@ -19,12 +19,10 @@ from sfumato.data import PrivateImages
 from sfumato.methods import DPMERF
 from sfumato.methods.registry import load
 from sfumato.privacy import Budget
-from sfumato.release.attack_bounds import recognised_by_definition
+from sfumato.release.plain_numbers import recognised_by_definition
 from sfumato.report.comparison import comparison_page
-from sfumato.report.folder import RunFolder
-from sfumato.report.internal import internal_page
-from sfumato.report.probabilities import percent_up
-from sfumato.report.public import public_page
+from sfumato.report.internal import RunFolder, internal_page
+from sfumato.report.public import percent_up, public_page
 
 
 @pytest.fixture(scope="module")

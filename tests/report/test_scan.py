@@ -24,11 +24,10 @@ from sfumato.methods.dppm import DPPM
 from sfumato.methods.registry import load
 from sfumato.privacy import Budget
 from sfumato.release import Card
-from sfumato.release.image_grid import data_address
-from sfumato.report.probabilities import AttackBounds
-from sfumato.report.public import public_page
+from sfumato.release.pages import data_address
+from sfumato.report.public import AttackBounds, public_page
 from sfumato.report.scan import scan
-from sfumato.training.run_folder import Run
+from sfumato.training.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +80,7 @@ def test_a_private_statistic_on_the_public_page_is_caught(run: Path) -> None:
 def test_a_page_maker_that_reads_too_much_is_caught(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rendering such a page again repeats its mistake; the origin of the number reveals it."""
     import sfumato.report.public as public
-    from sfumato.report.probabilities import attack_bounds
+    from sfumato.report.public import attack_bounds
 
     def leaking_bounds(card: Card) -> AttackBounds | None:
         found = attack_bounds(card)

@@ -10,7 +10,7 @@ from sfumato.data import PrivateImages
 from sfumato.methods.dpaf import DPAF
 from sfumato.networks.dcgan import Generator
 from sfumato.privacy import Budget
-from sfumato.training.divergence_guard import DivergenceGuard
+from sfumato.training.optimisation import DivergenceGuard
 from squares import squares
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from sfumato.privacy.gradients import PerClass, groups_of
 from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
-from sfumato.training.flat_parameters import FlatParameters
+from sfumato.training.optimisation import FlatParameters
 
 CLIP = {"first": 1.0, "second": 2.0}
 

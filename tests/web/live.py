@@ -17,7 +17,7 @@ import uvicorn
 
 from sfumato.web.security import Access
 from sfumato.web.server import HOST, application, server_config
-from sfumato.web.upload import Limits
+from sfumato.web.transfers import Limits
 from sfumato.web.workspace import Workspace
 
 

@@ -27,7 +27,7 @@ FOUND: dict[str, Any] = {
     "declared_classes": None,
     "burned_in_annotations": 0,
     "bad": [],
-    "next_command": "sfumato train digits.npz --epsilon 1 --out run --classes 10",
+    "suggested": {"classes": "10"},
 }
 
 

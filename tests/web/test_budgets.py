@@ -96,7 +96,7 @@ def test_only_a_ledger_without_a_charge_is_made_anew(tmp_path: Path) -> None:
     with Ledger(path, Budget(epsilon=1, delta=1e-5)) as ledger:
         ledger.start_run(method="dp-merf", variant="certified", seeded=False)
         assert not remove_if_unused(path)  # it is being written
-    assert remove_if_unused(path) and [one.name for one in tmp_path.iterdir()] == ["ledger.jsonl.lock"]
+    assert remove_if_unused(path) and not list(tmp_path.iterdir())
     charge(path, Budget(epsilon=1, delta=1e-5))
     assert not remove_if_unused(path) and Ledger.read(path).events()
     path.write_text("no ledger")

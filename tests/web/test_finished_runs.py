@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cli.commands import run_here
-from sfumato.web.downloads import zipped
+from sfumato.web.transfers import zipped
 from sfumato.web.workspace import Workspace
 from web.live import Live, live
 from web.served import SMALL, write_digits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,19 @@ def test_the_choices_of_a_failed_training_are_kept(server: Live) -> None:
     choices = server.get(f"/collections/{job.collection}?choices={job.id}").text
     assert 'name="size" inputmode="numeric" value="16"' in choices
     assert 'name="skip_bad" checked' in choices and 'step="1" value="5"' in choices
+
+
+def test_nothing_is_left_out_that_nobody_has_ticked(server: Live) -> None:
+    """Of an inspection only what it suggests is in the form, and it suggests to leave out nothing."""
+    name = inspected(server, bad_images=7, unlabelled=9, next_command="sfumato train d --skip-bad --no-labels")
+    page = server.get(f"/collections/{name}").text
+    for box in ("skip_bad", "no_labels", "missing_labels"):
+        assert f'name="{box}"' in page and not re.search(f'name="{box}"[^>]*checked', page)
+    assert 'name="classes" value="10"' in page
+    job = job_at(
+        server, started(server, planned(server, name).headers["Location"], {"run": "one", "method": "dp-merf"})
+    )
+    assert not [word for word in job.commands[-2] if word.startswith(("--skip-bad", "--no-labels", "--missing-labels"))]
 
 
 def test_a_worker_says_how_many_commands_have_ended_well(tmp_path: Path) -> None:

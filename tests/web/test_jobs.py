@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from sfumato.cli.console import ProgressFile
-from sfumato.web.choices import Choices, method_options, run_name, suggested
+from sfumato.web.choices import Choices, method_options, run_name
 from sfumato.web.commands import resumed, train
-from sfumato.web.jobs import Jobs
-from sfumato.web.processes import Process
+from sfumato.web.jobs import Jobs, Process
 from sfumato.web.workspace import Refused, Workspace
 
 QUICK = ("methods", "--help")
@@ -94,7 +93,7 @@ def test_values_of_a_form_cannot_become_options_paths_or_code(tmp_path: Path) ->
     for method, settings in (("os:system", ""), ("--help", ""), ("dp-vae", "a=/etc/passwd"), ("dp-vae", "--out=x")):
         with pytest.raises(Refused):
             method_options({"method": method, "settings": settings})
-    wrong = {"epsilon_stop": "11", "delta": "0.1", "unit": "person", "person_file": "/etc/passwd", "size": "-1"}
+    wrong = {"epsilon_stop": "11", "delta": "0.1", "unit": "person", "persons": "/etc/passwd", "size": "-1"}
     for key, value in {
         **wrong,
         "classes": "a\nb",
@@ -118,7 +117,6 @@ def test_a_training_goes_on_only_if_it_had_begun(tmp_path: Path) -> None:
     (run / "internal").mkdir(parents=True)
     (run / "internal" / "run.json").write_text("{}")
     assert resumed(command, workspace) == (*command, "--resume") == resumed((*command, "--resume"), workspace)
-    assert suggested('sfumato train d --classes "a b,c" --skip-bad') == {"classes": "a b,c", "skip-bad": ""}
 
 
 def test_the_progress_file_has_public_numbers_only(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from sfumato.files import private_folder, write_json
-from sfumato.web.upload import MEBIBYTE, Limits
+from sfumato.web.transfers import MEBIBYTE, Limits
 from sfumato.web.workspace import Workspace
 from web.live import Live, live
 
@@ -246,7 +246,7 @@ def test_a_script_in_a_class_name_is_shown_as_text(tmp_path: Path) -> None:
         (job / "log").write_text(name)
         found = {"format": name, "images": 1, "bad_images": 0, "sizes": [], "colours": {name: 1}, "persons": 0}
         found |= {"labels": {name: 1}, "burned_in_annotations": 0, "bad": [name]}
-        found["next_command"] = "sfumato train x --classes '" + name.replace("'", "") + "'"
+        found["suggested"] = {"classes": name}
         write_json(job / "output-0", found, private=True)
         for path in ("/", f"/collections/{slug}", f"/jobs/{job.name}"):
             text = server.get(path).text

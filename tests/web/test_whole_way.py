@@ -13,7 +13,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page
 
 from sfumato.privacy import Ledger
-from sfumato.web.processes import Process
+from sfumato.web.jobs import Process
 from web.served import SMALL, Served, choose, chromium, served, write_digits
 
 pytestmark = pytest.mark.long

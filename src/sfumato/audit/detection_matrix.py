@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sfumato.audit.broken_methods import BROKEN_METHODS, CONTROL_METHODS, MISTAKES, ControlMethod
 from sfumato.audit.noise import audit_noise
-from sfumato.audit.replay import replay
+from sfumato.audit.replay import Replay, replay
 from sfumato.audit.worst_case import worst_case_images
 from sfumato.privacy import Budget, PrivateRecords
 
@@ -25,6 +25,8 @@ class Detection:
     form: str
     caught_by: str
     reasons: tuple[str, ...]
+    movement: tuple[float, float] | None = None
+    """The largest movement of a sum in clip norms at learning rate 0 and at the default, if the method runs."""
 
     @property
     def expected(self) -> bool:
@@ -36,7 +38,8 @@ class Detection:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Detection:
-        return cls(**{**values, "reasons": tuple(values["reasons"])})
+        moved = values.get("movement")
+        return cls(**{**values, "reasons": tuple(values["reasons"]), "movement": None if moved is None else (*moved,)})
 
 
 def audited_methods() -> Iterator[tuple[str, str, type[ControlMethod]]]:
@@ -63,15 +66,21 @@ def detect(
     private = worst_case_images(72, size=8) if private is None else private
     method = kind.small()
     found = replay(method, private, budget=budget, pairs=pairs)
+    standing = replay(replace(method, learning_rate=0.0), private, budget=budget, pairs=pairs)
+    movement = None if found.stopped else (_largest(standing), _largest(found))
     if not found.findings:  # a process of its own takes seconds to start, so it comes last
         found = replay(method, private, budget=budget, pairs=1, fresh_process=True)
     for finding in found.findings:
         if finding.rule == "refused":
             return Detection(mistake, form, _refused_by(finding.detail), (_short(finding.detail),))
     if found.findings:
-        return Detection(mistake, form, "replay", found.rules)
+        return Detection(mistake, form, "replay", found.rules, movement)
     failed = tuple(test.name for test in audit_noise(method, private, budget=budget).tests if test.failed)
-    return Detection(mistake, form, "noise audit" if failed else NOT_CAUGHT, failed)
+    return Detection(mistake, form, "noise audit" if failed else NOT_CAUGHT, failed, movement)
+
+
+def _largest(found: Replay) -> float:
+    return round(max(found.movement.values(), default=0.0), 6)
 
 
 def detection_matrix(*, budget: Budget, pairs: int = 12) -> Iterator[Detection]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sfumato.evaluation.density import out_of_distribution_auroc
+from sfumato.evaluation.latent_codes import out_of_distribution_auroc
 from sfumato.methods.base import Method
 from sfumato.privacy import AnyBudget, PrivateRecords
 from sfumato.release.release import Release

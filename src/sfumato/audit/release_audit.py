@@ -24,7 +24,8 @@ from sfumato.privacy import Budget, BudgetExceeded, Event, Ledger
 from sfumato.privacy.accounting import epsilon
 from sfumato.release.card import Card, rounded_up
 from sfumato.release.release import Release
-from sfumato.training.run_folder import release_folder
+from sfumato.release.verification import problems
+from sfumato.training.run import release_folder
 
 Images = tuple[np.ndarray, np.ndarray]
 """uint8 pixels and labels."""
@@ -50,13 +51,15 @@ def audit_release(
     folder = release_folder(path)
     release = load(folder)
     card = release.card
+    ledger = path / "ledger.jsonl"
+    wrong = problems(folder, Ledger.read(ledger) if ledger.exists() else None)
     audit: dict[str, Any] = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "method": card.method,
         "variant": card.variant,
         "printed": card.epsilon,
         "delta": card.delta,
-        "card": _check_card(card, path / "ledger.jsonl"),
+        "card": {**_check_card(card, ledger), "problems": wrong},
         "internal": {},
         "lines": [],
     }
@@ -68,6 +71,7 @@ def audit_release(
     if members is not None and others is not None:
         audit["internal"]["notice"] = NOTICE
         audit["internal"]["membership"] = [found.to_json() for found in _membership(release, members, others, samples)]
+    audit["card"]["sound"] = audit["card"]["sound"] and not wrong
     audit["flagged"] = not audit["card"]["sound"] or any(
         part.get("flagged", False) for part in audit.values() if isinstance(part, dict)
     )

@@ -1,14 +1,18 @@
-"""Worst-case units: black, white, checkerboard, huge, NaN, a duplicate, a rare class, a wrong label."""
+"""Worst-case units, neighbour replay over each kind of them, and a search for the unit that moves an answer most."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from sfumato.audit.replay import Replay, participants, replay
 from sfumato.data import PrivateImages
-from sfumato.privacy import PrivateRecords
+from sfumato.evaluation.classifiers import Progress, silent
+from sfumato.methods.base import Method
+from sfumato.privacy import AnyBudget, PrivateRecords
 from sfumato.privacy.budget import Unit
 
 CLASSES = ("a", "b", "c", "d")
@@ -104,3 +108,151 @@ def worst_case_images(
     if not labelled:
         return PrivateImages(pixels, None, persons=owners)
     return PrivateImages(pixels, labels, classes=CLASSES, persons=owners)
+
+
+@dataclass
+class Sweep:
+    """One replay for each kind of unit, and the search."""
+
+    kinds: dict[str, Replay] = field(default_factory=dict)
+    tried: int = 0
+
+    @property
+    def flagged(self) -> bool:
+        return any(result.flagged for result in self.kinds.values())
+
+    @property
+    def pairs(self) -> int:
+        return sum(result.pairs for result in self.kinds.values())
+
+    @property
+    def movement(self) -> dict[str, float]:
+        """For each event and block, the largest movement ÷ paid for over all units."""
+        found: dict[str, float] = {}
+        for result in self.kinds.values():
+            for name, value in result.movement.items():
+                found[name] = max(value, found.get(name, 0.0))
+        return found
+
+    def vacuous(self, least: float = 0.9) -> list[str]:
+        """Blocks that no unit moved near their bound: the replay shows nothing about these."""
+        return sorted(name for name, value in self.movement.items() if value < least)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "flagged": self.flagged,
+            "pairs": self.pairs,
+            "search_tried": self.tried,
+            "movement": self.movement,
+            "vacuous": self.vacuous(),
+            "kinds": {kind: result.to_json() for kind, result in self.kinds.items()},
+        }
+
+
+def sweep(
+    method: Method,
+    private: PrivateRecords,
+    *,
+    budget: AnyBudget,
+    pairs: int = 40,
+    tries: int = 40,
+    seed: int = 0,
+    max_images_per_unit: int = 4,
+    progress: Progress = silent,
+) -> Sweep:
+    """``pairs`` neighbours for each kind of unit in ``KINDS``, then ``tries`` units of the search."""
+    found = Sweep()
+    options: dict[str, Any] = {"budget": budget, "max_images_per_unit": max_images_per_unit}
+    present = participants(method, private, budget, seed)
+    if not present:
+        found.kinds["any"] = replay(method, private, seed=seed, pairs=1, **options)
+        return found
+    for number, (name, kind) in enumerate(KINDS.items()):
+        progress("kinds of units", number, len(KINDS) + 1)
+        if not kind.alone:
+            # Half of the units stay as they are, so that there are ordinary units which a planted one could affect.
+            units = present[: min(pairs, max(1, len(present) // 2))]
+            done = found.kinds[name] = Replay()
+            turn = seed
+            while units and done.pairs < pairs:
+                data = planted(private, name, units, unit=budget.unit)
+                done.add_all(replay(method, data, seed=turn, pairs=pairs - done.pairs, units=units, **options))
+                if done.stopped:
+                    break
+                turn += 1
+                units = participants(method, private, budget, turn)[: len(units)] or units
+            continue
+        done = found.kinds[name] = Replay()
+        for turn in range(seed, seed + pairs):
+            units = participants(method, private, budget, turn)[:1]
+            if units and not done.stopped:
+                data = planted(private, name, units, unit=budget.unit)
+                done.add_all(replay(method, data, seed=turn, pairs=1, units=units, **options))
+    progress("kinds of units", len(KINDS), len(KINDS) + 1)
+    if tries:
+        found.kinds["search"] = search(method, private, unit=present[0], tries=tries, seed=seed, **options)
+        found.tried = tries
+    return found
+
+
+def search(
+    method: Method,
+    private: PrivateRecords,
+    *,
+    budget: AnyBudget,
+    unit: int,
+    tries: int,
+    seed: int = 0,
+    max_images_per_unit: int = 4,
+) -> Replay:
+    """Hill climbing on one unit's pixels and label: what moves an answer further is kept; every fourth try is fresh."""
+    random = np.random.default_rng(seed)
+    total, best, score = Replay(), planted(private, "mislabelled", [unit], unit=budget.unit), -1.0
+    rows = rows_of(private, unit, budget.unit)
+    for turn in range(tries):
+        candidate = _mutated(private if turn % 4 == 3 else best, rows, random)
+        result = replay(
+            method,
+            candidate,
+            budget=budget,
+            pairs=1,
+            seed=seed,
+            units=[unit],
+            max_images_per_unit=max_images_per_unit,
+        )
+        total.add_all(result)
+        # The product favours a unit that moves every block; a maximum would be satisfied by one block.
+        reached = float(np.prod([min(value, 1e6) for value in result.movement.values()])) if result.movement else 0.0
+        if reached > score:
+            best, score = candidate, reached
+        if total.stopped:
+            break
+    return total
+
+
+def _mutated(private: PrivateRecords, rows: np.ndarray, random: np.random.Generator) -> PrivateRecords:
+    scale = 255.0 if private._pixels.dtype == np.uint8 else 1.0
+    pixels = np.asarray(private._pixels, dtype=np.float32) / np.float32(scale)
+    labels = np.array(private._labels, dtype=np.int64)
+    own = pixels[rows]
+    match random.integers(7):
+        case 0:
+            own = own * np.float32(10.0 ** random.uniform(-3, 6))
+        case 1:
+            own = own + random.normal(0, 10.0 ** random.uniform(-2, 3), own.shape)
+        case 2:
+            own = 1 - own
+        case 3:
+            own = np.where(random.random(own.shape) < 0.1, random.choice([0.0, 1.0, -1e3, 1e3]), own)
+        case 4:
+            own = own * checkerboard(own)
+        case 5:
+            own = pixels[random.integers(len(pixels), size=len(rows))] * np.float32(random.normal())
+        case _:
+            own = random.random(own.shape)
+    pixels[rows] = own
+    if random.random() < 0.3:
+        labels[rows] = random.integers(len(private.classes))
+    return PrivateRecords(
+        pixels, labels, classes=private.classes, persons=private._persons, declared_size=private.declared_size
+    )

@@ -54,8 +54,8 @@ def replay_command(
     as_json: Json = False,
 ) -> None:
     """Run a method on D and on D without one unit, for every kind of worst-case unit, and compare."""
-    from sfumato.audit.adversarial_search import Sweep, sweep
     from sfumato.audit.replay import replay
+    from sfumato.audit.worst_case import Sweep, sweep
 
     chosen = find_method(method, variant, settings, real_schedule=full > 0)
     budget = budget_for(chosen, epsilon, delta, unit)
@@ -158,9 +158,7 @@ def noise_command(
 
 @audit_app.command("canary")
 def canary_command(
-    method: Annotated[
-        str | None, typer.Argument(help="A method, or nothing for the case studies of published algorithms.")
-    ] = None,
+    method: MethodName,
     *,
     variant: Variant = "certified",
     canaries: Annotated[int, typer.Option(min=10, help="In one run; at most the size of an answer.")] = 1000,
@@ -174,21 +172,9 @@ def canary_command(
     as_json: Json = False,
 ) -> None:
     """Lower bounds on ε by attack. Exit 1 when a method's measured ε is above the printed one."""
-    import numpy as np
-
     from sfumato.audit import canary
-    from sfumato.audit.case_studies import CASE_STUDIES
     from sfumato.privacy import Budget
 
-    if method is None:
-        found = [make(np.random.default_rng(seed)) for make in CASE_STUDIES.values()]
-        if as_json:
-            return print_json({"case_studies": [one.to_json() for one in found]})
-        print_table(
-            ("algorithm", "claimed", "measured", "threat model", "note", "s"),
-            [(m.name, f"{m.claimed:g}", str(m.bound), m.bound.threat, m.note, f"{m.seconds:.0f}") for m in found],
-        )
-        return None
     chosen = find_method(method, variant, settings)
     budget = budget_for(chosen, epsilon, delta, unit)
     if not isinstance(budget, Budget):
@@ -230,7 +216,7 @@ def membership_command(
     from sfumato.audit.membership import NOTICE, Membership, distance, draw_curves, gan_leaks, likelihood, lira
     from sfumato.methods.registry import load
     from sfumato.privacy import Budget
-    from sfumato.training.run_folder import release_folder
+    from sfumato.training.run import release_folder
 
     found = load(release_folder(release), allow_custom=allow_custom)
     inside = release_images(members, found.classes, split, size, limit)
@@ -276,7 +262,7 @@ def release_command(
     """Run the audits that apply, write audit.json beside the release and add the public lines to its card."""
     from sfumato.audit.release_audit import audit_release, write
     from sfumato.methods.registry import load
-    from sfumato.training.run_folder import release_folder
+    from sfumato.training.run import release_folder
 
     found = load(release_folder(path), allow_custom=allow_custom)
     inside = None if members is None else release_images(members, found.classes, "train", size, limit)

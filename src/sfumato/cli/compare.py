@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato.cli.config import config_text
 from sfumato.cli.console import ProgressBar, console, print_json, remark
-from sfumato.cli.options import Collection, ReadingOptions, device_named
+from sfumato.cli.options import Collection, config_text, device_named
 from sfumato.experiments.results import NOTICE
 from sfumato.files import write_file
+from sfumato.options import ReadingOptions
 
 if TYPE_CHECKING:
-    from sfumato.experiments.compare import ComparisonResult
+    from sfumato.experiments.comparison import ComparisonResult
 
 # Torch is imported where it is used: ``sfumato --help`` should not wait for it.
 
@@ -58,7 +58,7 @@ def compare_command(
 ) -> None:
     """Train and evaluate every certified method alike, and write a table, a curve and a page. NOT PRIVATE."""
     from sfumato.experiments.comparison import chosen_methods
-    from sfumato.report.compare import compare
+    from sfumato.report.comparison import compare
 
     here, options = device_named(device), reading.for_reader()
     if unit not in ("image", "person", None):
@@ -116,8 +116,8 @@ def print_table(result: ComparisonResult) -> None:
     """One line for each method and ε: accuracies, FID where it was measured, seconds, memory."""
     from rich.table import Table
 
-    from sfumato.evaluation.metrics import metric_named
-    from sfumato.report.tables import seconds_text
+    from sfumato.evaluation.results import metric_named
+    from sfumato.report.chart import seconds_text
 
     shown = [m for m in result.entries[0].metrics if m.metric in ("accuracy", "fid")] if result.entries else []
     title = f"protocol {result.facts['protocol']} · {result.facts['data']}"

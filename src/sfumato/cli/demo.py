@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sfumato.cli.console import console
-from sfumato.cli.options import ReadingOptions
+from sfumato.options import ReadingOptions
 
 
 def demo(

@@ -19,10 +19,11 @@ from sfumato.data.holdout import HoldOut
 from sfumato.files import private_folder, write_json
 from sfumato.methods import DPMERF
 from sfumato.methods.base import Method
-from sfumato.privacy import Budget
+from sfumato.privacy import Budget, Plan
 from sfumato.release import Release, SyntheticImages
 from sfumato.release.export import export
-from sfumato.release.image_grid import grid
+from sfumato.release.pages import grid
+from sfumato.training.run import RunOptions, train_run
 
 DIGITS = 10_000
 SYNTHETIC = 1_000
@@ -75,9 +76,8 @@ def run_demo(
     train, test = _collections(data, seed=seed, console=console)
     budget = Budget(epsilon=epsilon, delta=delta, unit="image" if train.persons is None else "person")
     method = method or best_method()
-    _print_plan(method, budget, console)
-    out.mkdir(parents=True, exist_ok=True)
-    release = _fit(method, PrivateImages.from_images(train), budget, out / "ledger.jsonl", console)
+    plan = _planned(method, budget, console)
+    release = _fit(method, PrivateImages.from_images(train), plan, out, console)
     synthetic = release.sample(SYNTHETIC)
     _write(release, synthetic, out, console)
     outcome = _evaluate(synthetic, train, test, out, drawn=data is None, console=console)
@@ -104,7 +104,7 @@ def _collections(data: Images | str | Path | None, *, seed: int, console: Consol
     return HoldOut.drawn(_TEST_SHARE).split(images)
 
 
-def _print_plan(method: Method, budget: Budget, console: Console) -> None:
+def _planned(method: Method, budget: Budget, console: Console) -> Plan:
     console.rule("[bold]2 · What it will spend, before any data is used")
     plan = method.plan(budget)
     console.print(
@@ -116,16 +116,17 @@ def _print_plan(method: Method, budget: Budget, console: Console) -> None:
     for event in plan.events:
         table.add_row(event.name, str(event.steps), f"{event.noise_multiplier:.3g}")
     console.print(table)
+    return plan
 
 
-def _fit(method: Method, private: PrivateImages, budget: Budget, ledger: Path, console: Console) -> Release:
+def _fit(method: Method, private: PrivateImages, plan: Plan, out: Path, console: Console) -> Release:
     console.rule("[bold]3 · Training")
     console.print(
         "Each answer is a sum in which one image counts for little, plus noise that hides that little. Every answer "
         "is written to the ledger before it is given. What is computed from the answers spends nothing more."
     )
     with ProgressBar() as progress:
-        release = method.fit(private, budget, ledger, progress=progress)
+        release = train_run(out, method, private, plan, RunOptions(progress=progress))
     card = release.card
     console.print(Panel(card.sentence, title=f"[bold]{card.guarantee}[/bold]: ε = {card.epsilon}", width=100))
     return release
@@ -134,7 +135,6 @@ def _fit(method: Method, private: PrivateImages, budget: Budget, ledger: Path, c
 def _write(release: Release, synthetic: SyntheticImages, out: Path, console: Console) -> None:
     images, labels = synthetic
     console.rule(f"[bold]4 · {SYNTHETIC:,} synthetic images")
-    release.save(out / "release")
     export(synthetic, out / "synthetic", format="folder")
     order = np.argsort(labels, kind="stable")
     each = [order[labels[order] == number][:10] for number in range(min(10, len(release.classes)))]

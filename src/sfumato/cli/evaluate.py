@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sfumato.cli.console import ProgressBar, print_table, say, use_quiet, warn
-from sfumato.cli.options import Device, ReadingOptions, device_named
+from sfumato.cli.options import Device, device_named
 from sfumato.files import write_json
+from sfumato.options import ReadingOptions
 
 if TYPE_CHECKING:
     from sfumato.data.images import Images
@@ -74,11 +75,10 @@ def evaluate_command(
 
     Under torchrun the features of FID and KID are computed by all processes.
     """
-    from sfumato.evaluation.cache import default_folder
     from sfumato.evaluation.evaluate import evaluate
-    from sfumato.evaluation.memorisation import shared_images
+    from sfumato.evaluation.fidelity import default_folder
+    from sfumato.evaluation.private_views import shared_images, write_side_by_side
     from sfumato.evaluation.protocols import protocol_named
-    from sfumato.evaluation.side_by_side import write_side_by_side
     from sfumato.training.distributed import process_group
 
     chosen = protocol_named(protocol)
@@ -138,7 +138,7 @@ def evaluate_command(
 
 def _internal_folder(run: Path) -> Path:
     """The folder of a finished run for what only the custodian may see."""
-    from sfumato.training.run_folder import Run
+    from sfumato.training.run import Run
 
     if not (run / "release" / "card.json").is_file():
         raise FileNotFoundError(f"--run: {run} holds no finished run: there is no release/card.json")
@@ -148,7 +148,7 @@ def _internal_folder(run: Path) -> Path:
 def print_result(result: EvaluationResult) -> None:
     """A line for each metric, a column for each row: a terminal has more lines than columns."""
     from sfumato.evaluation.results import NOTICE
-    from sfumato.report.tables import measurement_table
+    from sfumato.report.chart import measurement_table
 
     table = measurement_table(result.measurements)
     title = f"protocol {result.protocol.name} · FID against {result.protocol.fid_against}"
@@ -216,7 +216,7 @@ def _write_neighbours(
     path: Path, synthetic: Images | SyntheticImages, train: Images, test: Images, device: str
 ) -> None:
     from sfumato.evaluation.evaluate import MEMORISATION_IMAGES
-    from sfumato.evaluation.memorisation import nearest_neighbours, write_view
+    from sfumato.evaluation.private_views import nearest_neighbours, write_view
     from sfumato.release import SyntheticImages
 
     pixels = synthetic.images if isinstance(synthetic, SyntheticImages) else synthetic.pixels

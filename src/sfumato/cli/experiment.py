@@ -196,7 +196,7 @@ def _save_pictures(layout: Layout, out: Path) -> None:
 
     from sfumato.experiments.spec import slug
     from sfumato.experiments.training import release_for
-    from sfumato.release.image_grid import grid
+    from sfumato.release.pages import grid
 
     for line in layout.lines:
         evaluated = line.evaluated

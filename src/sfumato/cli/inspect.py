@@ -1,18 +1,22 @@
-"""``sfumato inspect``: what a collection holds, and the command to run next. For internal use."""
+"""``sfumato inspect``: what a collection holds, for internal use; ``sfumato cache``: where decoded pixels are kept."""
 
 from __future__ import annotations
 
 import shlex
+import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sfumato.cli.console import ProgressBar, print_json, print_table, say, warn
-from sfumato.cli.options import Collection, Json, ReadingOptions, label_set
+from sfumato.cli.options import Collection, Json
+from sfumato.options import ReadingOptions, label_set, words
 
 if TYPE_CHECKING:
     from sfumato.data.inspection import Inspection
+
 
 NOTICE = "INTERNAL: these are private facts about the collection. Do not publish them."
 
@@ -51,32 +55,40 @@ def inspect(
         )
     command = next_command(data, found, reading)
     if as_json:
-        return print_json({"notice": NOTICE, **found.to_json(), "next_command": command})
+        facts = {
+            **asdict(suggested(found, reading)),
+            "persons": None if reading.persons is None else str(reading.persons),
+        }
+        return print_json({"notice": NOTICE, **found.to_json(), "suggested": facts, "next_command": command})
     _say(found)
     say(f"\nWhat to expect: {plan_command(found)}")
     say(f"Next: {command}")
     return warn(NOTICE)
 
 
+def suggested(found: Inspection, reading: ReadingOptions) -> ReadingOptions:
+    """The options that fit what was found. Nothing is left out that the user did not say should be."""
+    classes = reading.classes
+    if classes is None and found.declared_classes is None and not reading.no_labels and found.labels:
+        classes = _suggested_classes(found)
+    return replace(
+        reading,
+        size=reading.size or found.suggested_size,
+        colour=reading.colour or found.suggested_colour,
+        classes=classes,
+        internal=False,
+    )
+
+
 def next_command(data: Path, found: Inspection, reading: ReadingOptions) -> str:
-    """A training command that fits what was found."""
-    words = ["sfumato", "train", str(data), "--epsilon", "1", "--out", "run"]
-    if reading.size or found.suggested_size:
-        words += ["--size", str(reading.size or found.suggested_size)]
-    if reading.colour or found.suggested_colour:
-        words += ["--colour", str(reading.colour or found.suggested_colour)]
-    if reading.classes is not None:
-        words += ["--classes", reading.classes]
-    elif found.declared_classes is None and not reading.no_labels and found.labels:
-        words += ["--classes", _suggested_classes(found)]
-    for option in ("image_column", "label_column", "person_column", "persons", "person_pattern"):
-        if (value := getattr(reading, option)) is not None:
-            words += ["--" + option.replace("_", "-"), str(value)]
-    flags = {"--no-labels": reading.no_labels, "--skip-bad": found.bad_images > 0}
-    words += [flag for flag, wanted in flags.items() if wanted]
-    if found.unlabelled and not reading.no_labels:
-        words += ["--missing-labels", "leave out"]
-    return shlex.join(words)
+    """A training command that fits what was found, and that leaves out what cannot be used."""
+    fitting = replace(
+        suggested(found, reading),
+        skip_bad=reading.skip_bad or found.bad_images > 0,
+        missing_labels="leave out" if found.unlabelled and not reading.no_labels else reading.missing_labels,
+    )
+    options = (part for word in words(fitting) for part in word.split("=", 1))
+    return shlex.join(["sfumato", "train", str(data), "--epsilon", "1", "--out", "run", *options])
 
 
 def plan_command(found: Inspection) -> str:
@@ -107,6 +119,13 @@ def _say(found: Inspection) -> None:
     if found.persons:
         most = max(found.persons.values())
         say(f"persons: {len(found.persons):,}, with up to {most:,} images each; the guarantee will hold per person")
+        if found.joined_names:
+            say(f"names of persons that differ in their spelling alone, and were joined: {found.joined_names:,}")
+        if found.zeros:
+            warn(
+                f"{found.zeros:,} persons have the name of another one but for leading zeros, such as 7 and 007. They "
+                "count as two persons; if they are one, write the names alike first."
+            )
     else:
         say("persons: none are named; if one person can have several images, name them (--persons, --person-pattern)")
     if found.labels:
@@ -123,3 +142,25 @@ def _say(found: Inspection) -> None:
         say(f"bad: {line}")
     if found.burned_in:
         warn(f"{found.burned_in:,} DICOM files say that text is burned into the image; it may name patients. Mask it.")
+
+
+def cache(
+    *,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove what is there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show or clear the folder with decoded private pixels and reference statistics."""
+    from sfumato.data.cache import clear_cache
+    from sfumato.files import cache_folder
+
+    folder = cache_folder()
+    if clear:
+        clear_cache()
+        shutil.rmtree(folder / "evaluation", ignore_errors=True)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.exists() else 0
+    if as_json:
+        print_json({"folder": str(folder), "bytes": size})
+    elif clear:
+        say("The cache is empty.")
+    else:
+        say(f"{folder}: {size / 2**20:.1f} MiB, readable by its owner alone; --clear removes it")

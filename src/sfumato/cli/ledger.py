@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.cli.console import print_json, print_table, say
-from sfumato.cli.options import BudgetOptions, Json, signing_key
+from sfumato.cli.options import Json, signing_key
 from sfumato.cli.plan import QUERY_HEADINGS, query_rows
+from sfumato.options import BudgetOptions
 
 if TYPE_CHECKING:
     from sfumato.privacy import Ledger
@@ -69,13 +70,13 @@ def _facts(found: Ledger, release: Path | None, key: Path | None, sign: Path | N
     }
     if release is not None:
         from sfumato.release.card import Card
-        from sfumato.release.verification import disagreements
-        from sfumato.training.run_folder import release_folder
+        from sfumato.release.verification import problems
+        from sfumato.training.run import release_folder
 
         folder = release_folder(release)
         card = Card.from_json(json.loads((folder / "card.json").read_text(encoding="utf-8")))
         facts["holds_release"] = found.holds(card.ledger_head.length, card.ledger_head.hash)
-        facts["disagreements"] = disagreements(card, found)
+        facts["disagreements"] = problems(folder, found)
         if sign is not None and not facts["disagreements"]:
             signing_key(sign).sign(folder)  # type: ignore[union-attr]
         facts |= _signature(folder, key)

@@ -1,32 +1,100 @@
-"""The options that several commands share, each defined once, and what they mean.
-
-A command declares a group of options as one parameter, for example ``reading: ReadingOptions``; ``expanded`` turns
-the fields of the group into options of the command line.
-"""
+"""The options that several commands share, each defined once, and ``--config FILE``, which reads them from TOML."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
+import difflib
 import functools
 import inspect
-import math
-from collections.abc import Callable
+import json
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from sfumato.cli.config import read_config
 from sfumato.cli.console import use_progress_file, use_quiet, use_traceback
 
 if TYPE_CHECKING:
-    from sfumato.data.images import Options
     from sfumato.methods import Method
-    from sfumato.privacy import AnyBudget
-    from sfumato.privacy.budget import Unit
     from sfumato.release.signature import SigningKey
+
+
+_NOT_IN_A_FILE = frozenset({"config", "help", "quiet", "traceback", "resume", "second", "progress-file"})
+
+
+def read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Callback of ``--config``: the file's values become the defaults of the command's options."""
+    if path is None:
+        return None
+    try:
+        found = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"--config: {path} is not TOML: {error}") from None
+    names = _option_names(context)
+    defaults: dict[str, Any] = {}
+    for key, value in found.items():
+        name = names.get(key.replace("_", "-"))
+        if name is None:
+            near = difflib.get_close_matches(key, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(names))}"
+            raise ValueError(
+                f"--config: 'sfumato {context.info_name}' has no option {key!r}; {hint} "
+                "Parameters of the method belong into the table [set]"
+            )
+        defaults[name] = [f"{k}={v}" for k, v in value.items()] if isinstance(value, Mapping) else value
+    context.default_map = {**(context.default_map or {}), **defaults}
+    return path
+
+
+def config_text(context: typer.Context) -> str:
+    """The options of this command as a file that ``--config`` reads; options that have their default are left out."""
+    lines, tables = [], []
+    for key, name in _option_names(context).items():
+        value = context.params.get(name)
+        default = next(parameter.default for parameter in context.command.params if parameter.name == name)
+        if value is None or value == default:
+            continue
+        if key == "set":
+            tables += ["", "[set]", *(f"{_key(k.strip())} = {_toml(_number(v.strip()))}" for k, _, v in _pairs(value))]
+        else:
+            lines.append(f"{key} = {_toml(value)}")
+    return "\n".join([*lines, *tables]) + "\n"
+
+
+def _pairs(settings: list[str]) -> list[tuple[str, str, str]]:
+    return [text.partition("=") for text in settings]
+
+
+def _key(name: str) -> str:
+    """A key of a table; one with a dot, as ``dp-merf.features``, is quoted."""
+    return json.dumps(name) if "." in name else name
+
+
+def _option_names(context: typer.Context) -> dict[str, str]:
+    """From the name in a file to the name of the parameter."""
+    names = {}
+    for parameter in context.command.params:
+        long = [option for option in parameter.opts if option.startswith("--")]
+        key = long[0].removeprefix("--") if long else parameter.name
+        if parameter.name and key and key not in _NOT_IN_A_FILE:
+            names[key] = parameter.name
+    return names
+
+
+def _number(text: str) -> int | float | bool | str:
+    try:
+        return json.loads(text) if text not in ("null", "NaN", "Infinity", "-Infinity") else text
+    except ValueError:
+        return text
+
+
+def _toml(value: Any) -> str:
+    """A string, number or truth value; JSON writes them as TOML does."""
+    return json.dumps(str(value.resolve()) if isinstance(value, Path) else value, ensure_ascii=False)
+
 
 # Torch is imported where it is used: ``sfumato --help`` need not wait for it.
 
@@ -46,112 +114,6 @@ AllowCustom = Annotated[
     bool,
     typer.Option("--allow-custom", help="Import the module of a user's own method that the card names; it runs code."),
 ]
-
-
-@dataclass(frozen=True)
-class ReadingOptions:
-    """How the images of a collection are read."""
-
-    size: Annotated[int | None, typer.Option(min=1, help="Resize to a square of this many pixels.")] = None
-    colour: Annotated[str | None, typer.Option(help="grey or rgb [default: as the files are].")] = None
-    classes: Annotated[
-        str | None,
-        typer.Option(help='The label set: a number, or names separated by commas ("a, b" in quotes has a comma).'),
-    ] = None
-    no_labels: Annotated[bool, typer.Option("--no-labels", help="Read without labels, as one class.")] = False
-    missing_labels: Annotated[str, typer.Option(help="'refuse' records without a label, or 'leave out' them.")] = (
-        "refuse"
-    )
-    image_column: Annotated[str | None, typer.Option(help="Column or array that holds the images.")] = None
-    label_column: Annotated[str | None, typer.Option(help="Column or array that holds the labels.")] = None
-    person_column: Annotated[
-        str | None, typer.Option(help="Column or array that says whose image it is; PatientID for DICOM files.")
-    ] = None
-    persons: Annotated[
-        Path | None, typer.Option(help="A CSV file with the columns file and person, for images that are files.")
-    ] = None
-    person_pattern: Annotated[
-        str | None, typer.Option(help="A regular expression; its first group, in a file's name, is the person.")
-    ] = None
-    split: Annotated[str, typer.Option(help="Which part of a data set that has several.")] = "train"
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out records that cannot be read.")] = False
-    internal: Annotated[bool, typer.Option("--internal", help="Let errors name private files and counts.")] = False
-
-    @property
-    def names_persons(self) -> bool:
-        """Whether an option says whose image each image is."""
-        return any(value is not None for value in (self.person_column, self.persons, self.person_pattern))
-
-    def for_reader(self) -> Options:
-        """The options as ``sfumato.read`` takes them."""
-        if self.missing_labels not in ("refuse", "leave out"):
-            raise ValueError(f"--missing-labels is 'refuse' or 'leave out', not {self.missing_labels!r}")
-        return {
-            "size": self.size,
-            "colour": self.colour,  # type: ignore[typeddict-item]
-            "classes": label_set(self.classes),
-            "labelled": not self.no_labels,
-            "unlabelled": self.missing_labels,  # type: ignore[typeddict-item]
-            "image_column": self.image_column,
-            "label_column": self.label_column,
-            "person_column": self.person_column,
-            "person_file": self.persons,
-            "person_pattern": self.person_pattern,
-            "split": self.split,
-            "skip_bad": self.skip_bad,
-            "internal": self.internal,
-        }
-
-
-@dataclass(frozen=True)
-class BudgetOptions:
-    """How much may be spent, and for whom."""
-
-    epsilon: Annotated[float | None, typer.Option(help="The ε that may be spent.")] = None
-    delta: Annotated[
-        float | None,
-        typer.Option(help="The δ of the guarantee [default: 1e-5, or less if --declared-size asks for less]."),
-    ] = None
-    unit: Annotated[
-        str | None, typer.Option(help="What is protected: image or person [default: person, if persons are named].")
-    ] = None
-    no_guarantee: Annotated[
-        bool, typer.Option("--no-guarantee", help="For an algorithm that needs the raw records: the card says ε = ∞.")
-    ] = False
-
-    def budget(
-        self, *, persons: bool = False, declared_size: int | None = None, ledger: Path | None = None
-    ) -> AnyBudget:
-        """The budget that was asked for.
-
-        Args:
-            persons: Whether the collection says whose image each image is; then the unit is a person unless
-                ``--unit`` says otherwise.
-            declared_size: The public number of units, from which δ follows where none was given.
-            ledger: An existing ledger has a unit and a δ, which are taken where none were given.
-        """
-        from sfumato.privacy import Budget, Ledger, NoGuarantee
-
-        limit = Ledger.read(ledger).limit if ledger is not None and ledger.exists() else None
-        if self.unit not in ("image", "person", None):
-            raise ValueError(f"--unit is image or person, not {self.unit!r}")
-        usual: Unit = limit.unit if limit is not None else "person" if persons else "image"
-        unit: Unit = usual if self.unit is None else "person" if self.unit == "person" else "image"
-        if self.no_guarantee:
-            if self.epsilon is not None:
-                raise ValueError("--no-guarantee has no --epsilon; give one or the other")
-            return NoGuarantee(unit=unit)
-        if self.epsilon is None:
-            raise ValueError("say how much may be spent: --epsilon 1 ('sfumato plan --epsilon-table' explains ε)")
-        delta = self.delta
-        if delta is None:
-            delta = limit.delta if isinstance(limit, Budget) else default_delta(declared_size)
-        if delta > LARGEST_DELTA:
-            raise ValueError(
-                f"--delta {delta:g} is too large: δ is the probability with which the guarantee may fail altogether. "
-                "Choose at most 0.001, and less than a tenth of one over the number of units; 1e-5 is common"
-            )
-        return Budget(epsilon=self.epsilon, delta=delta, unit=unit)
 
 
 @dataclass(frozen=True)
@@ -180,39 +142,12 @@ class MethodOptions:
         return find(name).configured({"variant": self.variant, **self.values()})
 
 
-LARGEST_DELTA = 1e-3
-
-
-def default_delta(declared_size: int | None) -> float:
-    """1e-5, or the largest power of ten that is at most a tenth of one over the declared number of units.
-
-    >>> default_delta(None), default_delta(500), default_delta(60_000)
-    (1e-05, 1e-05, 1e-06)
-    """
-    if declared_size is None:
-        return 1e-5
-    return min(1e-5, 10.0 ** math.floor(math.log10(1 / (10 * declared_size))))
-
-
 def setting_pair(text: str) -> tuple[str, str]:
     """``key=value`` of a ``--set`` option."""
     key, separator, value = text.partition("=")
     if not separator:
         raise ValueError(f"--set takes key=value, not {text!r}")
     return key.strip(), value.strip()
-
-
-def label_set(text: str | None) -> int | tuple[str, ...] | None:
-    """The label set that ``--classes`` declares: a number of classes, or their names.
-
-    >>> label_set("10"), label_set("cat, dog"), label_set('"mass, benign",none')
-    (10, ('cat', 'dog'), ('mass, benign', 'none'))
-    """
-    if text is None:
-        return None
-    if text.isdigit():
-        return int(text)
-    return tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True)))
 
 
 def device_named(name: str) -> str:

@@ -1,7 +1,8 @@
-"""``sfumato plan``: what a run would spend and cost, before any data is read; and ``sfumato methods``."""
+"""``sfumato plan``: what a run would spend and cost, before any data is read; ``sfumato methods``; what an ε means."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,15 +10,64 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.cli.console import ProgressBar, duration, print_json, print_table, remark, remark_table, say
-from sfumato.cli.epsilon_table import print_epsilon_table
-from sfumato.cli.options import BudgetOptions, Device, Json, MethodOptions, TimeLimit, device_named
+from sfumato.cli.options import Device, Json, MethodOptions, TimeLimit, device_named
+from sfumato.options import BudgetOptions
 
 if TYPE_CHECKING:
-    from sfumato.experiments.expected_use import PublicFacts
-    from sfumato.experiments.planning import MethodPlan
     from sfumato.methods import Method
+    from sfumato.planning.expected_use import PublicFacts
+    from sfumato.planning.plan import MethodPlan
     from sfumato.privacy import Plan
     from sfumato.training.profiling import Work
+
+
+EPSILONS = (0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)
+
+
+def print_epsilon_table(*, as_json: bool) -> None:
+    """What an ε means for someone in the data: how far it can move any probability, and an attacker's belief."""
+    facts = [
+        {
+            "epsilon": epsilon,
+            "factor": math.exp(epsilon),
+            "belief_from_half": attacker_belief(0.5, epsilon),
+            "belief_from_one_percent": attacker_belief(0.01, epsilon),
+        }
+        for epsilon in EPSILONS
+    ]
+    if as_json:
+        return print_json(facts)
+    say("Someone guesses whether a person (or an image) is in the data, and then sees everything that is released.")
+    headings = ("ε", "any probability changes by a factor of at most", "a guess of 50 % becomes at most", "of 1 %")
+    beliefs = ("belief_from_half", "belief_from_one_percent")
+    rows = [(f"{f['epsilon']:g}", f"{f['factor']:,.1f}", *(percent(f[key]) for key in beliefs)) for f in facts]
+    print_table(headings, rows)
+    return say(
+        "ε 1 or less is a strong guarantee, ε 3 a moderate one; at ε 10 the bound itself protects little, and known "
+        "attacks reach much less than it. δ is the probability with which the bound may fail altogether."
+    )
+
+
+def attacker_belief(prior: float, epsilon: float) -> float:
+    """The largest probability that an attacker can reach who started at ``prior`` (Bayes' rule, δ left out).
+
+    >>> round(attacker_belief(0.5, 1.0), 3)
+    0.731
+    """
+    return prior * math.exp(epsilon) / (prior * math.exp(epsilon) + 1 - prior)
+
+
+def percent(share: float) -> str:
+    """A share as per cent, rounded up, so that a bound stays a bound.
+
+    >>> percent(0.7311), percent(0.99995)
+    ('73.2 %', '99.995 %')
+    """
+    for digits in (1, 2, 3, 4):
+        shown = math.ceil(share * 10 ** (digits + 2) - 1e-9) / 10**digits
+        if shown < 100:
+            return f"{shown:.{digits}f} %"
+    return "almost 100 %"
 
 
 def methods(
@@ -88,7 +138,7 @@ def _public_facts(
     budget: BudgetOptions, images: int, images_per_person: float, *, shape: tuple[int, int], classes: int
 ) -> PublicFacts:
     """The facts of a plan; ε is 1 and δ follows from the number of units where they are not given."""
-    from sfumato.experiments.expected_use import PublicFacts
+    from sfumato.planning.expected_use import PublicFacts
 
     if budget.no_guarantee:
         raise ValueError("--no-guarantee: name the method; all of them are compared under a guarantee only")
@@ -108,7 +158,7 @@ def _public_facts(
 
 
 def _say_use(method: Method, facts: PublicFacts) -> None:
-    from sfumato.experiments.planning import plan_method
+    from sfumato.planning.plan import plan_method
 
     row = plan_method(method, facts)
     say(f"expected use: {row.expected_use or 'unknown'}; {row.why}")
@@ -116,7 +166,7 @@ def _say_use(method: Method, facts: PublicFacts) -> None:
 
 def _plan_all(parameters: MethodOptions, facts: PublicFacts, *, device: str, time_limit: float, as_json: bool) -> None:
     """A row for every certified method; nothing is calibrated or timed, so that the table is there at once."""
-    from sfumato.experiments.planning import choose_method, plan_all
+    from sfumato.planning.plan import choose_method, plan_all
 
     if parameters.values():
         raise ValueError(f"--set {next(iter(parameters.values()))}: name the method that has this parameter")
@@ -155,7 +205,7 @@ def _plan_all(parameters: MethodOptions, facts: PublicFacts, *, device: str, tim
 
 def _images_for_more(row: MethodPlan, facts: PublicFacts) -> str:
     """How many images the next better use takes at this budget."""
-    from sfumato.experiments.expected_use import GOOD_FROM, HOPELESS_BELOW, Use, images_needed
+    from sfumato.planning.expected_use import GOOD_FROM, HOPELESS_BELOW, Use, images_needed
 
     if row.share is None or row.expected_use is Use.GOOD:
         return ""
@@ -184,7 +234,7 @@ def _measured(method: Method, *, shape: tuple[int, int, int], classes: int, imag
 
 def _facts(method: Method, planned: Plan, work: Work | None) -> dict[str, Any]:
     from sfumato.privacy import Budget
-    from sfumato.release.attack_bounds import best_guess
+    from sfumato.release.plain_numbers import best_guess
 
     facts = {"method": method.name, "parameters": method.parameters(), **planned.to_json()}
     facts["best_guess"] = best_guess(planned.events) if isinstance(planned.budget, Budget) else 1.0

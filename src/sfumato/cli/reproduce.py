@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sfumato.experiments.papers.entries import Entry, Paper
-    from sfumato.experiments.papers.layout import Layout
+    from sfumato.experiments.papers.result import Layout
     from sfumato.experiments.results import ResultSet
 
 # Torch is imported where it is used: ``sfumato --help`` should not wait for it.
@@ -155,9 +155,8 @@ def reproduce(
 ) -> tuple[Layout, ResultSet]:
     """Run what is not finished, and gather what was measured."""
     from sfumato.experiments.datasets import DatasetLocator
-    from sfumato.experiments.papers.layout import lay_out
-    from sfumato.experiments.papers.result import gather
-    from sfumato.experiments.papers.scale import Scale
+    from sfumato.experiments.papers.entries import Scale
+    from sfumato.experiments.papers.result import gather, lay_out
     from sfumato.experiments.runner import begin
     from sfumato.files import private_folder
 
@@ -181,8 +180,7 @@ def _write(paper: Paper, entry: Entry, layout: Layout, result: ResultSet, out: P
     """Write ``result.json``, ``result.html`` and the figure into the folder."""
     from sfumato.experiments.papers.result import compared
     from sfumato.files import write_file
-    from sfumato.report.paper_figure import draw, standalone
-    from sfumato.report.papers import entry_page
+    from sfumato.report.papers import draw, entry_page, standalone
 
     result.save(out / "result.json", private=True)
     write_file(out / "result.html", entry_page(paper, entry, result, layout.rows), private=True)

@@ -1,38 +1,161 @@
-"""``sfumato train``: learn from a private collection and write a release."""
+"""What ``sfumato train`` decides and says before a training: method, expected use, statements for the card."""
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sfumato.cli.choice import check_choosable, choose, expected_use, noted, public_facts
-from sfumato.cli.config import config_text
-from sfumato.cli.console import ProgressBar, remark, say, use_quiet
-from sfumato.cli.minutes import for_minutes
+from sfumato.cli.console import ProgressBar, duration, remark, say, use_quiet, warn
 from sfumato.cli.options import (
-    BudgetOptions,
     Collection,
     Device,
     MethodName,
     MethodOptions,
-    ReadingOptions,
     TimeLimit,
+    config_text,
     device_named,
     signing_key,
 )
 from sfumato.cli.plan import remark_plan
-from sfumato.files import write_file
+from sfumato.options import BudgetOptions, ReadingOptions
 
 if TYPE_CHECKING:
+    from sfumato.data import Images
     from sfumato.methods import Method
+    from sfumato.planning.expected_use import PublicFacts
     from sfumato.privacy import AnyBudget
     from sfumato.privacy.distributed import World
     from sfumato.release.signature import SigningKey
+    from sfumato.training.run import Run
+
+
+def check_choosable(parameters: MethodOptions, budget: BudgetOptions) -> None:
+    """Refuse what only makes sense together with --method."""
+    if budget.no_guarantee:
+        raise ValueError("--no-guarantee: name the method with --method; only certified ones are chosen automatically")
+    if parameters.values() or parameters.variant != "certified":
+        raise ValueError("--set, --steps, --sampling-rate and --variant belong to a method: name it with --method")
+
+
+def public_facts(images: Images, budget: AnyBudget, declared_size: int | None) -> PublicFacts | None:
+    """Shape, label set, declared number and budget: what may decide about a method. None without a guarantee.
+
+    The declared number counts units, so that persons are compared with persons. The number of images in the collection
+    is private and is not looked at.
+    """
+    from sfumato.planning.expected_use import PublicFacts
+    from sfumato.planning.plan import ASSUMED_IMAGES
+    from sfumato.privacy import Budget
+
+    if not isinstance(budget, Budget):
+        return None
+    channels, height, width = images.pixels.shape[1:]
+    return PublicFacts(
+        images=declared_size or ASSUMED_IMAGES,
+        size=max(height, width),
+        channels=channels,
+        classes=len(images.classes),
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+    )
+
+
+def choose(facts: PublicFacts | None, *, device: str, time_limit: float) -> str:
+    """The name of the method for these facts; the reason goes to standard error."""
+    from sfumato.planning.plan import choose_method
+
+    if facts is None:
+        raise ValueError("choose a method with --method; 'sfumato methods' lists them")
+    choice = choose_method(facts, device=device, time_limit=60 * time_limit)
+    remark(f"Method: {choice.why}.")
+    return choice.method
+
+
+def expected_use(method: Method, facts: PublicFacts | None, *, declared: bool) -> tuple[str, ...]:
+    """Sentences for the card about the use of the images; a warning where there will be none.
+
+    Without a declared number nothing is compared with the collection: the sentence says how many images are needed.
+    """
+    from sfumato.planning.plan import plan_method, use_needs, use_warning
+
+    if facts is None:
+        return ()
+    if not declared:
+        needs = use_needs(method.name, facts)
+        if needs is None:
+            return ()
+        remark(f"{needs}. Your number is private and was not compared; 'sfumato plan --images N' says what to expect.")
+        return (f"{needs}, as predicted from measurements on MNIST.",)
+    warning = use_warning(method.name, facts)
+    if warning is not None:
+        warn(f"WARNING: expected use hopeless: {warning}. Collect more images, or choose a larger ε.")
+        return (f"Expected use: hopeless; {warning}. This was predicted before the training.",)
+    row = plan_method(method, facts)
+    if row.expected_use is None:
+        return ()
+    return (f"Expected use: {row.expected_use}; {row.why}. This was predicted before the training.",)
+
+
+def noted(pairs: Sequence[str]) -> dict[str, str]:
+    """The statements of ``--note``.
+
+    >>> noted(["purpose=teaching", "contact = data@example.org"])
+    {'purpose': 'teaching', 'contact': 'data@example.org'}
+    """
+    found = {}
+    for pair in pairs:
+        key, separator, text = (part.strip() for part in pair.partition("="))
+        if not separator or not key or not text:
+            raise ValueError(f"--note takes name=text, such as --note 'purpose=teaching', not {pair!r}")
+        found[key] = text
+    return found
+
+
+def for_minutes(
+    method: Method, minutes: float, images: Images, *, declared_size: int | None, device: str, run: Run, resume: bool
+) -> Method:
+    """The method with settings that fill ``minutes``, and a remark on how long it takes and on how much it sees.
+
+    A step is timed on random images, and the number of images has to be declared: nothing private decides. A run that
+    goes on has the settings that it began with.
+    """
+    from sfumato.methods.dp_diffusion import DPDiffusion
+    from sfumato.methods.parts.time_budget import settings_for_minutes
+
+    if not isinstance(method, DPDiffusion):
+        raise ValueError(
+            f"--minutes plans a training of dp-diffusion; {method.name} has fixed steps, and 'sfumato plan "
+            f"{method.name} --size …' measures how long they take"
+        )
+    if declared_size is None:
+        raise ValueError("--minutes needs --declared-size: how long a step takes depends on the number of images")
+    if resume:
+        return type(method).configured(run.facts()["parameters"])
+    with ProgressBar() as progress:
+        progress.report("timing steps on random images", 0, 0)
+        found = settings_for_minutes(
+            method,
+            minutes=minutes,
+            shape=images.pixels.shape[1:],
+            classes=len(images.classes),
+            images=declared_size,
+            device=device,
+        )
+    chosen = found.method
+    rows = chosen.steps * chosen.draws * chosen.sampling_rate * declared_size
+    remark(
+        f"About {duration(found.seconds)} on this device: {chosen.steps} private steps of about "
+        f"{chosen.sampling_rate * declared_size:.0f} images with {chosen.draws} draws each, {rows / 1e6:.2g} million "
+        f"rows at {found.rows_per_second:.0f} a second, after {chosen.public_steps} steps on public images. "
+        "The method's page in the documentation shows what trainings of different lengths reached."
+    )
+    return chosen
 
 
 def train(
@@ -73,13 +196,11 @@ def train(
     reading: ReadingOptions,
 ) -> None:
     """Learn from a private collection and write a release. Without --method, one is chosen from public facts."""
-    from sfumato.data import PrivateImages, read
+    from sfumato.data import PrivateImages
     from sfumato.data.holdout import HoldOut
     from sfumato.data.remote import resolved
-    from sfumato.methods.measured import measured_release
-    from sfumato.training.cost import Cost
     from sfumato.training.distributed import process_group
-    from sfumato.training.run_folder import Run
+    from sfumato.training.run import Run, RunOptions, train_run
 
     check_order(data, second)
     world, device = context.with_resource(process_group(device_named(device)))
@@ -90,28 +211,26 @@ def train(
     allowed = _budget(world, budget, persons=reading.names_persons, declared_size=declared_size, ledger=ledger)
     allowed.check_delta(declared_size)
     stated = noted(notes or [])
-    planned = None
+    chosen = planned = None
     if method:
-        planned = parameters.configured(method).plan(allowed)
+        chosen = parameters.configured(method)
+        planned = chosen.plan(allowed)
     else:
         check_choosable(parameters, budget)
     run = Run(out, ledger=ledger)
     # With one of these options the plan is another one, which the Curator checks.
     other = resume or minutes is not None or release_accuracy is not None
     world.from_first(lambda: run.check(resume=resume, plan=None if other else planned))
-    with ProgressBar() as progress:
-        progress.report("reading the images", 0, 0)
-        options = reading.for_reader()
-        options["progress"] = progress.per_cent
-        images = world.in_turn(lambda: read(data, **options))
-        progress.per_cent(100)  # also for a collection that was read at once, or before
+    images = world.in_turn(lambda: read_with_progress(data, reading))
     persons = images.persons is not None
-    allowed = _budget(world, budget, persons=persons, declared_size=declared_size, ledger=ledger)
+    if persons != reading.names_persons:
+        # The collection names persons by itself, and the unit follows from that where none was given.
+        allowed = _budget(world, budget, persons=persons, declared_size=declared_size, ledger=ledger)
     check_unit(allowed, persons=persons, given=budget.unit is not None)
     public = public_facts(images, allowed, declared_size)
-    if not method:
+    if chosen is None:
         method = world.from_first(lambda: choose(public, device=device, time_limit=time_limit))
-    chosen = parameters.configured(method)
+        chosen = parameters.configured(method)
     if minutes is not None:
         if world.size > 1:
             raise ValueError("--minutes times the steps of one process; give --set steps=... where several train")
@@ -119,65 +238,57 @@ def train(
             chosen, minutes, images, declared_size=declared_size, device=device, run=run, resume=resume
         )
     trained = measured(chosen, release_accuracy, classes=len(images.classes))
-    remark_plan(chosen, trained.plan(allowed))
+    if planned is None or planned.budget != allowed or trained is not chosen or minutes is not None:
+        planned = trained.plan(allowed)
+    remark_plan(chosen, planned)
     # By the first process alone: a warning is to be read once.
     remarks = tuple(world.from_first(lambda: expected_use(chosen, public, declared=declared_size is not None)))
-    division = None
+    files = {"command.toml": config_text(context)}
     if hold_out is not None:
         share, unit = hold_out, allowed.unit
         drawn = world.from_first(
             lambda: dataclasses.asdict(HoldOut.load(run.hold_out) if resume else HoldOut.drawn(share, unit=unit))
         )
         division = HoldOut(**drawn)
+        files[run.hold_out.name] = division.to_text()
         images = division.training_part(images)
     private = PrivateImages.from_images(images, declared_size=declared_size)
-    facts: dict[str, Any] = {
-        "method": method,
-        "parameters": chosen.parameters(),
-        "budget": allowed.to_json(),
-        "hold_out": hold_out,
-    }
-    facts |= {"data": resolved(data), "ledger": str(run.ledger.resolve()), "seed": seed}
-    facts |= {"declared_size": declared_size, "max_images_per_unit": max_images_per_unit}
-
-    def begin() -> None:
-        run.begin({**facts, "reading": _plain(reading)}, resume=resume)
-        if division is not None:
-            division.save(run.hold_out)
-        run.checkpoint.describe(private.shape, private.classes)
-        write_file(run.internal / "command.toml", config_text(context), private=True)
-
-    world.from_first(begin)
-    cost = Cost(device, resumed=resume)
     try:
         with ProgressBar() as progress:
-            release = trained.fit(
-                private,
-                allowed,
-                run.ledger,
+            options = RunOptions(
                 device=device,
                 max_images_per_unit=max_images_per_unit,
-                checkpoint=run.checkpoint,
                 progress=progress,
-                command=published_command(chosen, allowed, reading, declared_size, release_accuracy),
                 seed=seed,
+                command=published_command(chosen, allowed, reading, declared_size, release_accuracy),
                 remarks=remarks,
                 notes=stated,
+                ledger=ledger,
+                resume=resume,
+                facts={"data": resolved(data), "reading": _plain(reading), "hold_out": hold_out},
+                files=files,
+                key=keys[0] if world.first else None,
             )
-        if not world.first:
-            return
-        release = release if trained is chosen else measured_release(release)
-        cost.keep(run.internal)
-        run.finish(release, key=keys[0])
+            release = train_run(out, trained, private, planned, options)
     except KeyboardInterrupt:
         remark(f"\nStopped. {run.ledger} holds what was spent; continue with the same command and --resume.")
         raise typer.Exit(130) from None
-    except Exception:
-        if world.first:
-            run.discard_if_unspent()
-        raise
-    say(release.card.sentence)
-    say(f"Written: {run.release}")
+    if world.first:
+        say(release.card.sentence)
+        say(f"Written: {run.release}")
+
+
+def read_with_progress(data: Path, reading: ReadingOptions) -> Images:
+    """The collection, read with a bar that shows no number of records."""
+    from sfumato.data import read
+
+    with ProgressBar() as progress:
+        progress.report("reading the images", 0, 0)
+        options = reading.for_reader()
+        options["progress"] = progress.per_cent
+        images = read(data, **options)
+        progress.per_cent(100)  # also for a collection that was read at once, or before
+    return images
 
 
 def _budget(
@@ -203,6 +314,8 @@ def check_unit(budget: AnyBudget, *, persons: bool, given: bool) -> None:
         remark("Persons are named, but --unit image protects single images: a person with k images gets k times the ε.")
     if budget.unit == "person" and not given:
         remark("Persons are named: the guarantee holds for all images of a person together (--unit person).")
+    if budget.unit == "person":
+        remark("Names that differ in digits alone, such as 7 and 007, are two persons; 'sfumato inspect' counts them.")
 
 
 def _plain(reading: ReadingOptions) -> dict[str, Any]:
@@ -215,7 +328,7 @@ def _plain(reading: ReadingOptions) -> dict[str, Any]:
 
 def measured(method: Method, noise: float | None, *, classes: int) -> Method:
     """The method, followed by a noisy count of what a classifier labels correctly if one is asked for."""
-    from sfumato.methods.measured import MeasuredMethod
+    from sfumato.methods.scored import ScoredMethod
 
     if noise is None:
         return method
@@ -225,7 +338,7 @@ def measured(method: Method, noise: float | None, *, classes: int) -> Method:
         raise ValueError("--release-accuracy is a noisy count within a budget, and this method has no guarantee")
     if any(event.shards is not None for event in method.queries()):
         raise ValueError(f"--release-accuracy: {method.name} works on shards, whose queries cannot be added to others")
-    return MeasuredMethod.of(method, noise=noise)
+    return ScoredMethod.of(method, noise=noise)
 
 
 def check_order(data: Path, second: Path | None) -> None:

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato.cli.choice import expected_use, noted, public_facts
-from sfumato.cli.config import config_text
 from sfumato.cli.console import ProgressBar, remark, say
-from sfumato.cli.options import BudgetOptions, Collection, Device, ReadingOptions, device_named
-from sfumato.cli.train import check_unit
-from sfumato.files import write_file
+from sfumato.cli.options import Collection, Device, config_text, device_named
+from sfumato.cli.train import check_unit, expected_use, noted, public_facts, read_with_progress
+from sfumato.options import BudgetOptions, ReadingOptions
 
 if TYPE_CHECKING:
     from sfumato.methods import Method
@@ -43,20 +41,15 @@ def tune(
     reading: ReadingOptions,
 ) -> None:
     """Choose settings on the private collection within the budget, and write the release of the best trial."""
-    from sfumato.data import PrivateImages, read
-    from sfumato.methods.tuning import Tuning
+    from sfumato.data import PrivateImages
+    from sfumato.methods.scored import Tuning
     from sfumato.privacy import Budget
-    from sfumato.training.run_folder import Run
+    from sfumato.training.run import Run, RunOptions
 
     candidates, device, stated = grid_of(method, grid), device_named(device), noted(notes or [])
     run = Run(out, ledger=ledger)
     run.check(resume=False)
-    with ProgressBar() as progress:
-        progress.report("reading the images", 0, 0)
-        options = reading.for_reader()
-        options["progress"] = progress.per_cent
-        images = read(data, **options)
-        progress.per_cent(100)  # also for a collection that was read at once, or before
+    images = read_with_progress(data, reading)
     persons = images.persons is not None
     allowed = budget.budget(persons=persons, declared_size=declared_size, ledger=ledger)
     check_unit(allowed, persons=persons, given=budget.unit is not None)
@@ -68,25 +61,19 @@ def tune(
     )
     private = PrivateImages.from_images(images, declared_size=declared_size)
     facts = public_facts(images, allowed, declared_size)
-    run.begin({"method": method, "grid": grid, "trials": trials, "budget": allowed.to_json()}, resume=False)
-    write_file(run.internal / "command.toml", config_text(context), private=True)
-    try:
-        with ProgressBar() as progress:
-            release = tuning.fit(
-                private,
-                run.ledger,
-                device=device,
-                max_images_per_unit=max_images_per_unit,
-                command=published_command(method, grid, allowed, trials),
-                remarks=expected_use(candidates[0], facts, declared=declared_size is not None),
-                notes=stated,
-                # The number of trials is secret: a total of 0 shows that something happens, and no number.
-                progress=lambda: progress.report("trials", 0, 0),
-            )
-        run.finish(release)
-    except Exception:
-        run.discard_if_unspent()
-        raise
+    with ProgressBar() as bar:
+        options = RunOptions(
+            device=device,
+            max_images_per_unit=max_images_per_unit,
+            command=published_command(method, grid, allowed, trials),
+            remarks=expected_use(candidates[0], facts, declared=declared_size is not None),
+            notes=stated,
+            ledger=ledger,
+            facts={"method": method, "grid": grid, "trials": trials},
+            files={"command.toml": config_text(context)},
+        )
+        # The number of trials is secret: a total of 0 shows that something happens, and no number.
+        release = tuning.run(out, private, options, progress=lambda: bar.report("trials", 0, 0))
     chosen = {key: release.card.parameters[key] for key in _grid_values(grid)}
     say(f"Chosen: {', '.join(f'{key} = {value}' for key, value in chosen.items())}")
     say(release.card.sentence)

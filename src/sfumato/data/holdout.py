@@ -16,7 +16,7 @@ from sfumato.data.cache import ChosenRows, MappedRows
 from sfumato.data.errors import BadInput
 from sfumato.data.images import Images, Options, read
 from sfumato.data.reader import collection_splits
-from sfumato.files import write_json
+from sfumato.files import json_text, write_file
 from sfumato.privacy.budget import Unit
 
 # Public data sets have a few exact copies across their parts; more than this is no test.
@@ -60,9 +60,13 @@ class HoldOut:
         found = json.loads(path.read_text())
         return cls(float(found["share"]), str(found["key"]), found.get("unit"))
 
+    def to_text(self) -> str:
+        """What ``load`` reads. It is not private, and for the owner alone."""
+        return json_text({"NOT PRIVATE": True, **asdict(self)})
+
     def save(self, path: Path) -> None:
         """Write share, key and unit for the owner alone."""
-        write_json(path, {"NOT PRIVATE": True, **asdict(self)}, private=True)
+        write_file(path, self.to_text(), private=True)
 
     def split(self, images: Images) -> tuple[Images, Images]:
         """The images to train on and those that are held out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
@@ -15,6 +15,8 @@ from sfumato.data.reader import Format, Reading, read_arrays
 from sfumato.data.source import Selection
 from sfumato.privacy.records import PrivateRecords
 
+_BLOCK = 1024  # images
+
 
 @dataclass(frozen=True)
 class Images:
@@ -26,6 +28,7 @@ class Images:
         classes: The label set.
         persons: The number 0..P-1 of each image's person, where the data names persons.
         skipped: Which records ``skip_bad`` left out, and why; empty unless ``internal`` was asked for.
+        place: Where they were read from.
     """
 
     pixels: np.ndarray
@@ -33,6 +36,7 @@ class Images:
     classes: tuple[str, ...]
     persons: np.ndarray | None = None
     skipped: tuple[str, ...] = ()
+    place: Path | None = None
 
 
 class Options(TypedDict, total=False):
@@ -151,6 +155,7 @@ def read(
         classes=label_set,
         persons=found.columns.get("persons"),
         skipped=tuple(found.facts["skipped"]) if internal else (),
+        place=Path(path),
     )
 
 
@@ -167,6 +172,15 @@ class PublicImages(Images):
         options["internal"] = True
         found = read(path, infer_classes=True, **options)
         return cls(found.pixels, found.labels, found.classes, found.persons, found.skipped)
+
+
+def _parts(pixels: np.ndarray) -> Iterator[np.ndarray]:
+    """The images in blocks; the array may be a file."""
+    return (pixels[start : start + _BLOCK] for start in range(0, len(pixels), _BLOCK))
+
+
+def _in_range(part: np.ndarray) -> bool:
+    return bool(((part >= 0) & (part <= 1)).all())  # not so for NaN
 
 
 class PrivateImages(PrivateRecords):
@@ -197,7 +211,15 @@ class PrivateImages(PrivateRecords):
             classes: The label set, as names or a number of classes.
             persons: The number 0..P-1 of each image's person, ``[N]``.
             declared_size: About how many units there are, where that may be public.
+
+        Raises:
+            ValueError: If floating pixels are not all between 0 and 1.
         """
+        if np.issubdtype(pixels.dtype, np.floating) and not all(_in_range(part) for part in _parts(pixels)):
+            raise ValueError(
+                "floating pixels must lie between 0 and 1, and some do not. Scale them first: from -1..1 by "
+                "(pixels + 1) / 2, from 0..255 by pixels / 255; or give bytes (uint8)"
+            )
         if pixels.ndim == 3:
             pixels = pixels[:, None]
         elif pixels.ndim == 4 and pixels.shape[1] not in (1, 3) and pixels.shape[-1] in (1, 3):
@@ -216,6 +238,8 @@ class PrivateImages(PrivateRecords):
             images.pixels, images.labels, classes=images.classes, persons=images.persons, declared_size=declared_size
         )
         private.skipped = images.skipped
+        if images.place is not None:
+            private.read_from(images.place)
         return private
 
     @classmethod

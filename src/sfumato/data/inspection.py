@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import numpy as np
 
 from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, Unavailable, from_system
-from sfumato.data.formats.files import burned_in_text
+from sfumato.data.formats.folder import burned_in_text
 from sfumato.data.parallel import Workers
 from sfumato.data.persons import Persons
 from sfumato.data.reader import Reading, collection_splits, open_source, recognise, silent_decoders
@@ -40,6 +41,7 @@ class Counts:
     labels: Counter[str] = field(default_factory=Counter)
     unlabelled: int = 0
     persons: Counter[int | str] = field(default_factory=Counter)
+    spellings: Counter[str] = field(default_factory=Counter)
     burned_in: int = 0
     bad: list[str] = field(default_factory=list)
     bad_images: int = 0
@@ -67,6 +69,7 @@ class Counts:
             self.labels[str(record.label)] += 1
         if person is not None:
             self.persons[person] += 1
+            self.spellings[str(persons.given(record))] += 1
         if root is not None and record.file is not None and burned_in_text(root, record.file):
             self.burned_in += 1
 
@@ -101,6 +104,17 @@ class Inspection(Counts):
         return self.shared if self.compared else None
 
     @property
+    def joined_names(self) -> int:
+        """Names that differ from another one in their spelling alone, and are one person with it."""
+        return len(self.spellings) - len(self.persons)
+
+    @property
+    def zeros(self) -> int:
+        """Persons whose name is that of another one but for leading zeros; they count as two."""
+        plain = {re.sub(r"0+(?=\d)", "", str(name)) for name in self.persons}
+        return len(self.persons) - len(plain)
+
+    @property
     def suggested_size(self) -> int | None:
         """A size to resize to; ``None`` where all images are small squares of one size."""
         if not self.sizes:
@@ -132,6 +146,8 @@ class Inspection(Counts):
             "unlabelled": self.unlabelled,
             "persons": len(self.persons),
             "most_images_per_person": max(self.persons.values(), default=None),
+            "joined_names": self.joined_names,
+            "names_that_differ_in_leading_zeros": self.zeros,
             "burned_in_annotations": self.burned_in,
             "bad_images": self.bad_images,
             "shared_with_public": self.shared_with_public,

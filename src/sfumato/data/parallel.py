@@ -21,10 +21,8 @@ import numpy as np
 
 from sfumato.data.cache import Writer
 from sfumato.data.errors import BadInput, Unavailable
-from sfumato.data.gather import NAMED_AT_MOST, check_shape
-from sfumato.data.listing import ListedSource
 from sfumato.data.persons import Persons
-from sfumato.data.source import Source
+from sfumato.data.source import NAMED_AT_MOST, ListedSource, Source, check_shape
 from sfumato.files import private_folder
 
 if TYPE_CHECKING:

@@ -16,13 +16,10 @@ import numpy as np
 
 from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, Unavailable, from_system
-from sfumato.data.gather import gather
 from sfumato.data.inspection import Counts, public_keys_in
-from sfumato.data.labels import Labels
-from sfumato.data.listing import ListedSource
 from sfumato.data.persons import Persons
 from sfumato.data.reader import Reading, open_source, silent_decoders
-from sfumato.data.source import Record, Selection
+from sfumato.data.source import Labels, ListedSource, Record, Selection, gather
 from sfumato.files import write_json
 
 

@@ -12,6 +12,7 @@ from sfumato.data.errors import BadInput, parsing
 from sfumato.data.source import Record, Selection
 
 _NO_PERSON = "an image names no person"
+_UNSEEN = re.compile("[\u034f\u180b-\u180f\ufe00-\ufe0f]")  # beside those of Unicode's category Cf
 _FILL = "Name a person for every image, or leave such records out with skip_bad=True (--skip-bad)."
 
 
@@ -47,10 +48,14 @@ class Persons:
         """
         person = self._person(record)
         if isinstance(person, str):
-            person = unicodedata.normalize("NFC", person).strip()
+            person = one_spelling(person)
         if person == "" or (person is None and self._required):
             raise BadInput(_NO_PERSON, advice=_FILL, detail=record.name)
         return person
+
+    def given(self, record: Record) -> int | str | None:
+        """The record's person as the collection spells the name; for inspections, which are private."""
+        return self._person(record)
 
     def _person(self, record: Record) -> int | str | None:
         if self._by_file is None and self._pattern is None:
@@ -66,6 +71,20 @@ class Persons:
         if self._pattern is not None and (match := self._pattern.search(Path(record.file).name)):
             return match[1] if self._pattern.groups else match[0]
         return None
+
+
+def one_spelling(name: str) -> str:
+    """A name without what readers do not see: letter case, forms of one letter, kinds and runs of blanks.
+
+    Two persons who are joined are protected together, which protects each of them. Digits are left as they are, since
+    7 and 007 may be two persons.
+
+    >>> one_spelling("Zoe\u0308\u00a0 LEE\u200b ") == one_spelling("zo\u00eb lee")
+    True
+    """
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    seen = (letter for letter in text if unicodedata.category(letter) != "Cf" and not _UNSEEN.match(letter))
+    return " ".join("".join(seen).split())
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

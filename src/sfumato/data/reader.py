@@ -13,24 +13,19 @@ from typing import Literal
 from sfumato.data.cache import CachedArrays, Writer, cache_key, find, remove
 from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, Unavailable, from_system
-from sfumato.data.formats.arrow import arrow, arrow_splits, is_arrow
-from sfumato.data.formats.file_list import FileList
-from sfumato.data.formats.folder import Folder, folder_splits
-from sfumato.data.formats.idx import IMAGES, Idx, splits
-from sfumato.data.formats.npz import Npz, npz_splits
-from sfumato.data.formats.parquet import files_in, parquet, parquet_splits
+from sfumato.data.formats.arrays import IMAGES, Idx, Npz, npz_splits, splits
+from sfumato.data.formats.folder import FileList, Folder, folder_splits
 from sfumato.data.formats.remote import remote_format, remote_source, remote_splits
-from sfumato.data.gather import gather
-from sfumato.data.labels import Labels
+from sfumato.data.formats.tables import arrow, arrow_splits, files_in, is_arrow, parquet, parquet_splits
 from sfumato.data.parallel import Workers
 from sfumato.data.persons import Persons
 from sfumato.data.remote import Place, address_of
-from sfumato.data.source import Selection, Source, files_fingerprint
+from sfumato.data.source import Labels, Selection, Source, files_fingerprint, gather
 from sfumato.files import cache_folder, locked
 
 Format = Literal["folder", "list", "npz", "idx", "parquet", "arrow"]
 
-_RULES = 2  # raised where the same files are read as other rows or persons than before
+_RULES = 3  # raised where the same files are read as other rows or persons than before
 _LOGGERS = ("PIL", "aiobotocore", "botocore", "fsspec", "huggingface_hub", "s3fs")
 _SOURCES: dict[str, Callable[[Path, Selection], Source]] = {
     "folder": Folder,

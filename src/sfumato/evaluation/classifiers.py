@@ -1,21 +1,231 @@
-"""Train a classifier on one set of labelled images and score it on another: train on synthetic, test on real.
-
-Training and scoring are two functions, and training never sees the test set. A specification that picks its best epoch
-does so on images that it holds out of its training images.
-"""
+"""Train a classifier on one set of labelled images and score it on another: train on synthetic, test on real."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 
 import numpy as np
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from sfumato.evaluation.classifier_networks import Shape, mlp, strided_cnn
-from sfumato.evaluation.classifier_training import NetworkTraining, Pick, picked_network, predictions
+from sfumato.evaluation.image_sets import last_of_each_class_first
+from sfumato.training.optimisation import ema_update
+
+Shape = tuple[int, int, int]
+"""Channels, height, width."""
+
+
+class HalfDropout(nn.Module):
+    """Dropout with probability ½ that takes eight random bits from each byte of one random word.
+
+    On a CPU, torch's own dropout takes two thirds of the time of the small network that it is used in.
+    """
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Keep each element with probability ½ and double it; the identity in evaluation mode."""
+        if not self.training:
+            return values
+        values = values.contiguous(memory_format=torch.channels_last)
+        words = torch.randint(-(2**63), 2**63 - 1, (-(-values.numel() // 8),), device=values.device)
+        # A mask in the memory order of the values: multiplying across layouts is slow.
+        kept = (words.view(torch.uint8) < 128).as_strided(values.shape, values.stride())
+        return values * (kept * 2.0)
+
+
+def mlp(shape: Shape, classes: int) -> nn.Module:
+    """d-100-K with ReLU."""
+    channels, height, width = shape
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, 100), nn.ReLU(), nn.Linear(100, classes))
+
+
+def strided_cnn(shape: Shape, classes: int) -> nn.Module:
+    """Two strided convolutions with dropout before the ReLU, then one linear layer."""
+    channels, height, width = shape
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 3, stride=2, padding=1),
+        HalfDropout(),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, stride=2, padding=1),
+        HalfDropout(),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * -(-height // 4) * -(-width // 4), classes),
+    )
+
+
+def pooled_cnn(shape: Shape, classes: int) -> nn.Module:
+    """Three convolutions, two poolings, two linear layers: our reading of DPPM's figure 4(c)."""
+    body = nn.Sequential(
+        nn.Conv2d(shape[0], 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+    return _with_head(body, shape, classes)
+
+
+def small_pooled_cnn(shape: Shape, classes: int) -> nn.Module:
+    """Two padded convolutions, each pooled, and two linear layers."""
+    body = nn.Sequential(
+        nn.Conv2d(shape[0], 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    )
+    return _with_head(body, shape, classes)
+
+
+def _with_head(body: nn.Module, shape: Shape, classes: int) -> nn.Module:
+    with torch.inference_mode():
+        width = body(torch.zeros(1, *shape)).shape[1]
+    return nn.Sequential(body, nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, classes))
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The weights of one epoch; 1 is the first epoch."""
+
+    epoch: int
+    state: dict[str, Tensor]
+
+
+class NetworkTraining:
+    """One training of a network on images that stay on the device."""
+
+    def __init__(
+        self,
+        spec: ClassifierSpec,
+        pixels: np.ndarray,
+        labels: np.ndarray,
+        classes: int,
+        seed: int,
+        device: torch.device,
+        *,
+        bfloat16: bool = False,
+    ) -> None:
+        self.spec, self.classes, self.seed, self.device, self.bfloat16 = spec, classes, seed, device, bfloat16
+        self.shape: Shape = (pixels.shape[1], pixels.shape[2], pixels.shape[3])
+        self.order = torch.Generator().manual_seed(seed)
+        rows = (
+            last_of_each_class_first(labels)
+            if spec.held_out_last
+            else torch.randperm(len(pixels), generator=self.order)
+        )
+        aside = round(spec.held_out * len(pixels))
+        self.held_out, self.rows = rows[:aside].to(device), rows[aside:]
+        self.images = torch.tensor(pixels, device=device)
+        self.targets = torch.tensor(labels, dtype=torch.int64, device=device)
+
+    def run(self, validation: tuple[np.ndarray, np.ndarray] | None, progress: Progress) -> list[Pick]:
+        """The epoch that is best on the held-out images, and the one that is best on validation images if given."""
+        spec, device = self.spec, self.device
+        picks = [_BestEpoch(spec, self.images[self.held_out], self.targets[self.held_out])]
+        if validation is not None:
+            given = torch.tensor(validation[0], device=device), torch.tensor(validation[1], device=device)
+            picks.append(_BestEpoch(spec, *given))
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(self.seed)
+            model = _on_device(_network(spec, self.shape, self.classes), device)
+            scored = model if spec.ema_decay is None else copy.deepcopy(model)
+            optimizer = spec.optimizer.build(model)
+            updates = 0
+            for epoch in range(1, spec.epochs + 1):
+                updates = self._epoch(model, scored, optimizer, epoch, updates)
+                for pick in picks:
+                    pick.consider(epoch, scored)
+                progress(spec.name, epoch, spec.epochs)
+        return [pick.found(scored, spec.epochs) for pick in picks]
+
+    def _epoch(
+        self, model: nn.Module, scored: nn.Module, optimizer: torch.optim.Optimizer, epoch: int, updates: int
+    ) -> int:
+        model.train()
+        for group in optimizer.param_groups:
+            group["lr"] = self.spec.optimizer.rate(epoch - 1)
+        turn = self.rows[torch.randperm(len(self.rows), generator=self.order)].to(self.device)
+        for part in turn.split(self.spec.batch):
+            optimizer.zero_grad(set_to_none=True)
+            values = _network_input(self.images[part], self.spec.centred)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+                outputs = model(values)
+            F.cross_entropy(outputs.float(), self.targets[part]).backward()
+            optimizer.step()
+            updates += 1
+            if self.spec.ema_decay is not None:
+                ema_update(scored, model, index=updates, decay=self.spec.ema_decay)
+        if scored is not model:
+            # Only weights are averaged; batch normalisation keeps the statistics of the training.
+            for average, current in zip(scored.buffers(), model.buffers(), strict=True):
+                average.copy_(current)
+        return updates
+
+
+class _BestEpoch:
+    """Keeps the weights of the epoch with the best accuracy on some images; without images, of the last epoch."""
+
+    def __init__(self, spec: ClassifierSpec, images: Tensor, targets: Tensor) -> None:
+        self.spec, self.images, self.targets = spec, images, targets
+        self.accuracy = -1.0
+        self.pick: Pick | None = None
+
+    def consider(self, epoch: int, model: nn.Module) -> None:
+        if not len(self.images):
+            return
+        found = float((predictions(model, self.images, self.spec.centred) == self.targets).double().mean())
+        if found > self.accuracy or (found == self.accuracy and self.spec.ties == "last"):
+            self.accuracy, self.pick = found, Pick(epoch, _state(model))
+
+    def found(self, model: nn.Module, epochs: int) -> Pick:
+        return self.pick or Pick(epochs, _state(model))
+
+
+def picked_network(spec: ClassifierSpec, shape: Shape, classes: int, pick: Pick, device: torch.device) -> nn.Module:
+    """The network with the weights of the picked epoch."""
+    with torch.random.fork_rng(devices=[]):  # the first weights are replaced, and no caller's numbers are used for them
+        network = _network(spec, shape, classes)
+    network.load_state_dict(pick.state)
+    return _on_device(network, device)
+
+
+@torch.inference_mode()
+def predictions(model: nn.Module, images: Tensor, centred: bool) -> Tensor:
+    """The numbers of the predicted classes, always in float32."""
+    model.eval()
+    return torch.cat([model(_network_input(part, centred)).argmax(dim=1) for part in images.split(2048)])
+
+
+def _network(spec: ClassifierSpec, shape: Shape, classes: int) -> nn.Module:
+    if spec.network is None:
+        raise ValueError(f"{spec.name!r} has no network to train")
+    return spec.network(shape, classes)
+
+
+def _on_device(model: nn.Module, device: torch.device) -> nn.Module:
+    return model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def _network_input(images: Tensor, centred: bool) -> Tensor:
+    values = images.float().div_(255.0)
+    return (values * 2.0 - 1.0 if centred else values).contiguous(memory_format=torch.channels_last)
+
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, steps done, steps in all); a progress bar on the command line."""
@@ -247,3 +457,42 @@ def _logistic_regression(name: str, pixels: np.ndarray, labels: np.ndarray, prog
 LOGISTIC_REGRESSION = ClassifierSpec("LR", None)
 MLP = ClassifierSpec("MLP", mlp, epochs=20)
 CNN = ClassifierSpec("CNN", strided_cnn, epochs=10)
+
+
+_Weights = list[tuple[int, dict[str, np.ndarray]]]
+"""Epoch and weights of each pick, as arrays: tensors would share memory with a process that ends."""
+
+
+def train_classifiers(
+    jobs: Sequence[TrainingJob], *, together: int = 1, progress: Progress = silent
+) -> list[TrainedClassifier]:
+    """Train all jobs, at most ``together`` networks at a time; the number changes no classifier and no order."""
+    if together < 1:
+        raise ValueError(f"at least one classifier is trained at a time, not {together}")
+    if together == 1 or sum(job.trains_a_network for job in jobs) < 2:
+        return [train_job(job, progress) for job in jobs]
+    # A process that has used a GPU cannot be copied, so that new ones are started.
+    with ProcessPoolExecutor(
+        min(together, len(jobs)),
+        mp_context=get_context("spawn"),
+        initializer=torch.set_num_threads,
+        initargs=(max(1, torch.get_num_threads() // together),),
+    ) as pool:
+        started: list[Future[_Weights] | None] = [
+            pool.submit(_weights, job) if job.trains_a_network else None for job in jobs
+        ]
+        return [
+            train_job(job, progress) if future is None else _classifier(job, future.result(), progress)
+            for job, future in zip(jobs, started, strict=True)
+        ]
+
+
+def _weights(job: TrainingJob) -> _Weights:
+    """In another process: train the network of a job."""
+    return [(pick.epoch, {name: value.cpu().numpy() for name, value in pick.state.items()}) for pick in job.picks()]
+
+
+def _classifier(job: TrainingJob, weights: _Weights, progress: Progress) -> TrainedClassifier:
+    progress(job.spec.name, job.spec.epochs, job.spec.epochs)
+    tensors = [Pick(epoch, {name: torch.tensor(value) for name, value in state.items()}) for epoch, state in weights]
+    return job.classifier(tensors)

@@ -12,14 +12,11 @@ import torch
 
 from sfumato.data.holdout import check_disjoint
 from sfumato.data.images import Images
-from sfumato.evaluation.accuracy import AccuracyMeasure
-from sfumato.evaluation.class_features import train_class_features
 from sfumato.evaluation.classifiers import Progress, silent
-from sfumato.evaluation.distances import DistanceMeasure
+from sfumato.evaluation.features import InceptionHead, inception, train_class_features
 from sfumato.evaluation.image_sets import AnyImages, LabelledImages, aligned
-from sfumato.evaluation.inception import InceptionHead, inception
-from sfumato.evaluation.measuring import Measuring
-from sfumato.evaluation.memorisation import nearest_neighbours
+from sfumato.evaluation.measurements import AccuracyMeasure, DistanceMeasure, Measuring, Row, evaluation_rows
+from sfumato.evaluation.private_views import nearest_neighbours
 from sfumato.evaluation.protocols import Protocol, protocol_named
 from sfumato.evaluation.results import (
     REAL,
@@ -30,7 +27,6 @@ from sfumato.evaluation.results import (
     Measurement,
     MemorisationSummary,
 )
-from sfumato.evaluation.rows import Row, evaluation_rows
 from sfumato.release.card import Guarantee
 from sfumato.release.synthetic import SyntheticImages
 

@@ -1,4 +1,4 @@
-"""Measures on latent codes: sparsity, distance from the prior, and the likelihood of images.
+"""Measures on latent codes and on log-densities: sparsity, distance from the prior, likelihood, and separation.
 
 Codes of real images are private, so results computed from them are NOT PRIVATE.
 """
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sfumato.methods.parts.divergences import CAUCHY_SCALES, CauchyMMD
+from sfumato.methods.parts.divergences import CauchyMMD
 from sfumato.methods.privae import PRIVAE
-from sfumato.networks.dense import Posterior, VariationalAutoencoder
 from sfumato.networks.priors import Prior, log_normal
+from sfumato.networks.vae import Posterior, VariationalAutoencoder
 
 
 def code_measures(model: VariationalAutoencoder, method: PRIVAE, pixels: np.ndarray) -> dict[str, float]:
@@ -76,30 +76,24 @@ def hoyer_sparsity(codes: Tensor) -> float:
     return float(((root - ratio) / (root - 1)).mean())
 
 
-def maximum_mean_discrepancy(
-    first: Tensor, second: Tensor, *, scales: tuple[float, ...] = CAUCHY_SCALES, microbatch_size: int = 512
-) -> float:
-    """Unbiased squared MMD with the kernel Σ_d Σ_s s / (s + (x_d − y_d)²), dimension by dimension."""
-    if first.ndim != 2 or second.ndim != 2 or first.shape[1] != second.shape[1]:
-        raise ValueError(f"both sets must be [codes, the same d], not {tuple(first.shape)} and {tuple(second.shape)}")
-    if min(len(first), len(second)) < 2:
-        raise ValueError("the unbiased MMD needs at least two codes on each side")
-    first, second = first.double(), second.double()
-    itself = first.shape[1] * len(scales)
-    within = [
-        (_kernel_sum(values, values, scales, microbatch_size) - itself * len(values))
-        / (len(values) * (len(values) - 1))
-        for values in (first, second)
-    ]
-    between = _kernel_sum(first, second, scales, microbatch_size) / (len(first) * len(second))
-    return within[0] + within[1] - 2 * between
+def out_of_distribution_auroc(inside: np.ndarray, outside: np.ndarray) -> float:
+    """Probability that an image of the distribution has a higher log-density than another one; ties count one half.
+
+    ``inside`` and ``outside`` are log-densities, one number per image. Infinite ones are
+    ordered like numbers; NaN cannot be ordered and is refused.
+    """
+    from scipy.stats import rankdata
+
+    inside, outside = _flat(inside, "inside"), _flat(outside, "outside")
+    ranks = rankdata(np.concatenate([inside, outside]))[: len(inside)]
+    wins = ranks.sum() - len(inside) * (len(inside) + 1) / 2
+    return float(wins / (len(inside) * len(outside)))
 
 
-def _kernel_sum(first: Tensor, second: Tensor, scales: tuple[float, ...], microbatch_size: int) -> float:
-    total = 0.0
-    for dimension in range(first.shape[1]):
-        column = second[:, dimension]
-        for part in first[:, dimension].split(microbatch_size):
-            squares = (part[:, None] - column).square()
-            total += float(sum((scale / (scale + squares)).sum() for scale in scales))
-    return total
+def _flat(values: np.ndarray, name: str) -> np.ndarray:
+    values = np.asarray(values, dtype=np.float64).reshape(-1)
+    if not len(values):
+        raise ValueError(f"{name} must hold at least one log-density")
+    if np.isnan(values).any():
+        raise ValueError(f"{name} holds NaN, which cannot be ordered; check the density that produced it")
+    return values

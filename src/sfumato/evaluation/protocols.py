@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from sfumato.evaluation.classifier_networks import pooled_cnn, small_pooled_cnn
-from sfumato.evaluation.classifiers import CNN, LOGISTIC_REGRESSION, MLP, ClassifierSpec, OptimizerSpec
+from sfumato.evaluation.classifiers import (
+    CNN,
+    LOGISTIC_REGRESSION,
+    MLP,
+    ClassifierSpec,
+    OptimizerSpec,
+    pooled_cnn,
+    small_pooled_cnn,
+)
 from sfumato.evaluation.resnets import resnet, resnext, wide_resnet
 from sfumato.evaluation.results import ProtocolSummary
 

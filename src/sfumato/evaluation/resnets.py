@@ -12,7 +12,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.evaluation.classifier_networks import Shape
+from sfumato.evaluation.classifiers import Shape
 
 
 class BasicBlock(nn.Module):

@@ -9,7 +9,7 @@ from pathlib import Path
 from sfumato.evaluation.protocols import protocol_named
 from sfumato.experiments.datasets import DatasetLocator
 from sfumato.experiments.gather import Evaluated, result_row
-from sfumato.experiments.papers.scale import limited
+from sfumato.experiments.papers.entries import limited
 from sfumato.experiments.results import ResultSet, provenance
 from sfumato.experiments.runner import Task
 from sfumato.experiments.spec import (

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sfumato.evaluation.metrics import METRICS
-from sfumato.evaluation.results import SYNTHETIC
+from sfumato.evaluation.results import METRICS, SYNTHETIC
 from sfumato.experiments.results import DataUsed, Measured, ResultRow, log_hash
 from sfumato.experiments.spec import Conditions, SamplingVariant, TrainingSpec
 from sfumato.experiments.training import baselines_file, evaluation_file

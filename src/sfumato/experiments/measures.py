@@ -10,7 +10,7 @@ import numpy as np
 
 from sfumato.audit.membership import gan_leaks
 from sfumato.data import Images
-from sfumato.evaluation.density import out_of_distribution_auroc
+from sfumato.evaluation.latent_codes import out_of_distribution_auroc
 from sfumato.experiments.spec import EvaluationSpec
 from sfumato.release import Release
 

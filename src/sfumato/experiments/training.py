@@ -111,7 +111,7 @@ class Trial:
 
     def _write_neighbours(self, synthetic: Images, train: Images, test: Images) -> None:
         from sfumato.evaluation.evaluate import MEMORISATION_IMAGES
-        from sfumato.evaluation.memorisation import nearest_neighbours, write_view
+        from sfumato.evaluation.private_views import nearest_neighbours, write_view
 
         shown, others = synthetic.pixels[:MEMORISATION_IMAGES], test.pixels[:MEMORISATION_IMAGES]
         found = nearest_neighbours(shown, train.pixels, others, device=self.conditions.device)
@@ -180,25 +180,15 @@ def train_release(training: TrainingSpec, conditions: Conditions, train: Images)
 
 def _train(training: TrainingSpec, conditions: Conditions, train: Images) -> None:
     from sfumato.data import PrivateImages
-    from sfumato.training.cost import Cost
-    from sfumato.training.run_folder import Run
+    from sfumato.training.run import RunOptions, train_run
 
-    run = Run(training.folder(conditions.out))
-    budget = training.budget(conditions)
-    begun = (run.internal / "run.json").exists()
-    facts = {"method": training.method.name, "parameters": training.method.parameters(), "budget": budget.to_json()}
-    run.begin(facts, resume=begun)
-    cost = Cost(conditions.device, resumed=begun)
-    release = training.method.fit(
-        PrivateImages.from_images(train),
-        budget,
-        run.ledger,
+    folder, method = training.folder(conditions.out), training.method
+    options = RunOptions(
         device=conditions.device,
-        checkpoint=run.checkpoint,
         command=train_command(training, conditions),
+        resume=(folder / "internal" / "run.json").exists(),
     )
-    cost.keep(run.internal)
-    run.finish(release)
+    train_run(folder, method, PrivateImages.from_images(train), method.plan(training.budget(conditions)), options)
 
 
 def train_command(training: TrainingSpec, conditions: Conditions) -> str:
@@ -243,8 +233,8 @@ def evaluated(
 ) -> dict[str, Any]:
     """An evaluation by the protocol; with the baselines where the images come from no release, or one row ``only``."""
     from sfumato.data import Images
-    from sfumato.evaluation.cache import default_folder
     from sfumato.evaluation.evaluate import evaluate
+    from sfumato.evaluation.fidelity import default_folder
 
     return evaluate(
         synthetic,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_type_hints
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.methods.default_settings import settings_remark
-from sfumato.methods.first_edition import moved_parameter, published_class, renamed_parameters
 from sfumato.networks.pixels import Shape as Shape
 from sfumato.privacy import (
     AnyBudget,
@@ -28,11 +26,9 @@ from sfumato.privacy import (
     SubsampledGaussian,
 )
 from sfumato.privacy.interfaces import Tape
-from sfumato.privacy.session import Session, session
-from sfumato.release.card import make_card
 from sfumato.release.release import Release
 from sfumato.training.checkpoint import FolderCheckpoint
-from sfumato.training.distributed import for_all_processes
+from sfumato.training.run import RunOptions, train
 
 
 @dataclass(frozen=True)
@@ -65,9 +61,7 @@ class Method(ABC):
         if self.variant == "certified":
             object.__setattr__(self, "variant", next(iter(self.variants)))
         if self.variant not in self.variants:
-            published = published_class(self.name, self.variant)
-            hint = f"it is the method {published!r} now" if published else f"it has {', '.join(self.variants)}"
-            raise ValueError(f"{self.name} has no variant {self.variant!r}; {hint}")
+            raise ValueError(f"{self.name} has no variant {self.variant!r}; it has {', '.join(self.variants)}")
 
     # What the author of a method writes
 
@@ -150,60 +144,24 @@ class Method(ABC):
             remarks: Public sentences for the card, such as what to expect from the images.
             notes: What the custodian states on the card, such as purpose and contact.
         """
-        if not isinstance(private, PrivateRecords):
-            raise TypeError(f"fit needs PrivateImages, not {type(private).__name__}")
-        parameters = self.parameters()
-        running = session(
-            private,
-            self.plan(budget),
-            ledger,
-            method=self.identifier(),
-            parameters=parameters,
-            curator_type=self.curator_type,
+        options = RunOptions(
             device=device,
             max_images_per_unit=max_images_per_unit,
-            checkpoint=for_all_processes(checkpoint),
             progress=progress,
+            command=command,
             seed=seed,
-            tape=tape,
             internal=internal,
+            remarks=tuple(remarks),
+            notes=notes or {},
         )
-        with running as run:
-            tensors, counts = self._trained(run)
-            card = make_card(
-                method=self.identifier(),
-                paper=self.paper,
-                parameters=parameters,
-                plan=run.plan,
-                ledger=run.ledger,
-                run=run.run,
-                reasons=run.reasons(),
-                shape=private.shape,
-                classes=private.classes,
-                counts=counts,
-                declared_size=private.declared_size,
-                max_images_per_unit=max_images_per_unit,
-                device=str(run.curator.device),
-                command=command,
-                claim=self.claim(),
-                remarks=(self._settings_remark(), *remarks),
-                notes=notes or {},
-            )
-        # Built anew from its parameters: nothing that the training left on the object crosses into the release.
-        return Release(type(self)(**parameters), tensors, card)
+        return train(self, private, self.plan(budget), ledger, options, checkpoint=checkpoint, tape=tape)
 
-    def _trained(self, run: Session) -> tuple[Mapping[str, Tensor], Sequence[float] | None]:
-        """The trained tensors and noisy class counts, or those that a run kept before it was killed while it ended."""
-        if run.result is not None:
-            return run.result.tensors, run.result.counts
-        with torch.random.fork_rng(), _tf32_products(run.curator.device):
-            torch.manual_seed(run.public_seed)
-            model, noisy = self.fit_networks(run.curator)
-        tensors, counts = model.state_dict(), None if noisy is None else noisy.values.tolist()
-        run.end(tensors, counts)
-        return tensors, counts
+    def published(self, release: Release) -> Release:
+        """What may leave of what was trained, where that is not all."""
+        return release
 
-    def _settings_remark(self) -> str:
+    def settings_remark(self) -> str:
+        """A sentence for the card: whether these are the default settings, and on what those were chosen."""
         defaults = type(self)(variant=self.variant).parameters()
         return settings_remark(self.name, self.parameters(), defaults)
 
@@ -214,7 +172,7 @@ class Method(ABC):
         values: dict[str, Any] = {}
         for key, value in settings.items():
             if key not in hints:
-                raise ValueError(f"{cls.name} has no parameter {key!r}; {_nearest(cls.name, key, hints)}")
+                raise ValueError(f"{cls.name} has no parameter {key!r}; {_nearest(key, hints)}")
             values[key] = _convert(key, value, hints[key])
         return cls(**values)
 
@@ -233,27 +191,10 @@ def check_choices(method: Method, choices: Mapping[str, Collection[str]]) -> Non
             raise ValueError(f"{field} must be one of {', '.join(allowed)}, not {value!r}")
 
 
-def _nearest(method: str, key: str, known: Collection[str]) -> str:
-    """What an unknown parameter is called now, or the known parameter that is spelled most like it."""
-    if moved := moved_parameter(method, key):
-        return moved
-    present = renamed_parameters(method).get(key)
-    if present in known:
-        return f"it is called {present!r} now"
+def _nearest(key: str, known: Collection[str]) -> str:
+    """The known parameter that is spelled most like ``key``, or all of them."""
     near = difflib.get_close_matches(key, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}"
-
-
-@contextmanager
-def _tf32_products(device: torch.device) -> Iterator[None]:
-    """TF32 for matrix products on a GPU, as torch has it for convolutions; the engine's margins allow for both."""
-    before = torch.get_float32_matmul_precision()
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from sfumato.methods.parts.record_posteriors import (
     posterior_moments,
 )
 from sfumato.networks.pixels import Shape
-from sfumato.networks.variational import (
+from sfumato.networks.vae import (
     ConvolutionalVAE,
     Decoder,
     Encoder,
@@ -31,8 +31,7 @@ from sfumato.networks.variational import (
 from sfumato.privacy import Block, Counts, Curator, NoisyGradient, Step, SubsampledGaussian
 from sfumato.privacy.gradients import PerClass
 from sfumato.privacy.randomness import Draws
-from sfumato.training.ema import ema_update
-from sfumato.training.schedules import cosine_decay, set_learning_rate
+from sfumato.training.optimisation import cosine_decay, ema_update, set_learning_rate
 
 _TRAIN = "training"
 _ENCODER = "encoder"

@@ -23,14 +23,12 @@ from sfumato.methods.parts.warm_start import (
     public_images,
 )
 from sfumato.networks.edm import Denoiser, half_precision, log_normal_sigma, stochastic_heun
+from sfumato.networks.features import ScatteringClassifier
 from sfumato.networks.samplers import karras_sigmas
-from sfumato.networks.scattering import ScatteringClassifier
 from sfumato.networks.unet import UNet
 from sfumato.privacy import AnyBudget, Block, Budget, Counts, Curator, Draws, Plan, SubsampledGaussian
 from sfumato.privacy.gradients import Performance
-from sfumato.training.ema import ema_update
-from sfumato.training.flat_parameters import FlatParameters
-from sfumato.training.schedules import cosine_decay
+from sfumato.training.optimisation import FlatParameters, cosine_decay, ema_update
 
 _COUNTS, _TRAIN, _GRADIENT, _LATENT = "label counts", "training", "gradient", "latent "
 _WARM_STARTS = ("latent", "procedural", "none")

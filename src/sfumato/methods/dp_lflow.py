@@ -19,17 +19,14 @@ from sfumato.methods.parts.label_filter import (
     rejection_sample,
     train_label_filter,
 )
-from sfumato.networks.autoencoders import Autoencoder
+from sfumato.networks.features import LabelFilter
 from sfumato.networks.flows import RealNVP
-from sfumato.networks.pixels import Shape
-from sfumato.networks.sharpening import sharpen
-from sfumato.networks.wavelets import LabelFilter
+from sfumato.networks.pixels import Shape, sharpen
+from sfumato.networks.vae import Autoencoder
 from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
 from sfumato.privacy.gradients import PerClass
 from sfumato.privacy.randomness import Draws
-from sfumato.training.ema import ema_update
-from sfumato.training.flat_parameters import FlatParameters
-from sfumato.training.schedules import cosine_decay
+from sfumato.training.optimisation import FlatParameters, cosine_decay, ema_update
 
 _COUNTS = "label counts"
 _TRAIN = "training"

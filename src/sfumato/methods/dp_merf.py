@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.methods.base import Method
-from sfumato.methods.parts.class_counts import divisors
+from sfumato.methods.parts.class_gaussians import divisors
 from sfumato.methods.parts.mean_embedding import FourierFeatures, unbiased_distance
 from sfumato.networks.generators import ConvGenerator
 from sfumato.networks.pixels import Shape

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.methods.base import Method, check_ema_decay
-from sfumato.networks.autoencoders import Autoencoder
 from sfumato.networks.pixels import Shape, one_hot
-from sfumato.networks.variational import LOG_STD_MAX, LOG_STD_MIN, bernoulli_nll
+from sfumato.networks.vae import LOG_STD_MAX, LOG_STD_MIN, Autoencoder, bernoulli_nll
 from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
 from sfumato.privacy.randomness import Draws
-from sfumato.training.ema import ema_update
+from sfumato.training.optimisation import ema_update
 
 _TRAIN = "training"
 _GRADIENT = "gradient"

@@ -19,7 +19,7 @@ from sfumato.networks.dcgan import ACTIVATIONS, Back, Front, Generator, split_of
 from sfumato.networks.pixels import Shape
 from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
 from sfumato.privacy.gradients import Clip, Compressed
-from sfumato.training.divergence_guard import DivergenceGuard
+from sfumato.training.optimisation import DivergenceGuard
 
 _CLASSIFIER = "classifier"
 _TRAIN = "training"
@@ -29,6 +29,7 @@ _CHOICES = {
     "activation": tuple(ACTIVATIONS),
     "conv1": ("random", "pretrained", "separate", "joint"),
     "transfer": ("discriminator", "both"),
+    "generator_loss": ("single images", "mean"),
 }
 
 
@@ -86,6 +87,7 @@ class DPAF(Method):
     # Training on the answers
     matching_weight: float = 1.0
     adversarial_weight: float = 0.0
+    generator_loss: str = "mean"
     asymmetry: int = 1
     discriminator_steps: int = 1
     aggregate_decay: float = 1.0

@@ -20,13 +20,12 @@ from sfumato.methods.parts.label_filter import (
     train_label_filter,
 )
 from sfumato.methods.parts.score_sampling import ScoreSampling, randomised_response, sliced_loss
+from sfumato.networks.features import LabelFilter
 from sfumato.networks.pixels import Shape, per_row, valid_pixels
 from sfumato.networks.score import ScoreNetwork
-from sfumato.networks.wavelets import LabelFilter
 from sfumato.privacy import Block, Counts, Curator, Draws, SubsampledGaussian
 from sfumato.privacy.gradients import Performance
-from sfumato.training.ema import ema_update
-from sfumato.training.schedules import cosine_decay, set_learning_rate
+from sfumato.training.optimisation import cosine_decay, ema_update, set_learning_rate
 
 _TRAIN = "train"
 _GRADIENT = "gradient"

@@ -8,14 +8,12 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
 from torch import Tensor
 
 from sfumato.methods.base import Method
-from sfumato.methods.first_edition import current_parameters, current_tensors, published_class
 from sfumato.release.card import Card
 from sfumato.release.release import Release
 
@@ -70,27 +68,20 @@ def load(folder: str | Path, *, allow_custom: bool = False) -> Release:
     """
 
     def rebuild(card: Card, tensors: Mapping[str, Tensor]) -> tuple[Method, Mapping[str, Tensor]]:
-        return method_of(card, allow_custom=allow_custom), current_tensors(tensors)
+        return method_of(card, allow_custom=allow_custom), tensors
 
     return Release.read(folder, rebuild)
 
 
 def method_of(card: Card, *, allow_custom: bool = False) -> Method:
-    """The method that a card describes. Cards of version 0.1.0 are read under the present names."""
+    """The method that a card describes."""
     module = card.method.partition(":")[0]
     if ":" in card.method and module not in sys.modules and not allow_custom:
         raise CustomMethodRefused(
             f"the card names the method {card.method}, whose module is not imported. Loading it would run the code of "
             f"{module}.py; pass allow_custom=True (--allow-custom) if you trust it"
         )
-    published = published_class(card.method, card.variant)
-    cls = find(published or card.method)
-    parameters = current_parameters(card.method, card.parameters)
-    if published:
-        # The old class held the parameters of all variants; the published algorithm has its own.
-        known = {field.name for field in fields(cls)}
-        parameters = {name: value for name, value in parameters.items() if name in known}
-    return cls.configured(parameters)
+    return find(card.method).configured(card.parameters)
 
 
 def _custom(name: str) -> type[Method]:

@@ -163,10 +163,20 @@ class Front(nn.Module):
 
 
 class Back(nn.Module):
-    """The layers behind the sum: ``conv3*`` and the two ``FC*`` layers, with the label as one more map. One logit."""
+    """The layers behind the sum: ``conv3*`` and the two ``FC*`` layers. ``outputs`` numbers for each aggregate.
+
+    A map looked up by the classes' shares in the aggregate is one more input. Zero shares hide the classes.
+    """
 
     def __init__(
-        self, size: tuple[int, int, int], classes: int, *, layers: int, width: int, activation: str = "leaky relu"
+        self,
+        size: tuple[int, int, int],
+        classes: int,
+        *,
+        layers: int,
+        width: int,
+        activation: str = "leaky relu",
+        outputs: int = 1,
     ) -> None:
         super().__init__()
         self.activation = activation
@@ -178,14 +188,15 @@ class Back(nn.Module):
             inputs, place = 4 * width, _halved(place)
         self.convolutions = nn.ModuleList(built)
         self.hidden = nn.Linear((inputs + (not layers)) * place[0] * place[1], 4 * width)
-        self.logit = nn.Linear(4 * width, 1)
+        self.last = nn.Linear(4 * width, outputs)
 
-    def forward(self, maps: Tensor, labels: Tensor) -> Tensor:
-        maps = torch.cat([maps, self.plane(labels).view(-1, 1, *maps.shape[2:])], dim=1)
+    def forward(self, maps: Tensor, shares: Tensor) -> Tensor:
+        plane = (shares.to(maps) @ self.plane.weight).view(-1, 1, *maps.shape[2:])
+        maps = torch.cat([maps, plane], dim=1)
         for layer in self.convolutions:
-            maps = layer(maps, labels)
-        hidden = ACTIVATIONS[self.activation](self.hidden(maps.flatten(1)))
-        return self.logit(hidden)[:, 0]
+            maps = layer(maps, shares)
+        output: Tensor = self.last(ACTIVATIONS[self.activation](self.hidden(maps.flatten(1))))
+        return output
 
 
 class Generator(nn.Module):

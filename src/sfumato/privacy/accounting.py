@@ -2,7 +2,8 @@
 
 ε is the smaller of two valid bounds: the privacy loss distribution (PLD, tight) and Rényi DP (robust). Both are upper
 bounds for adaptive composition of Poisson-subsampled Gaussians when one unit is added or removed. With sharded queries
-the whole composition is evaluated under replace-one, for which the PLD alone is used.
+the whole composition is evaluated under replace-one, for which the PLD alone is used. Where δ is so small that rounding
+could hide it from the PLD, about 1e-9, Rényi DP alone decides.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ import dp_accounting
 import numpy as np
 from absl import logging as absl_logging
 from dp_accounting import NeighboringRelation
+from dp_accounting.pld.pld_pmf import PLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism, identity
 from dp_accounting.rdp import RdpAccountant
 
 from sfumato.privacy.budget import Budget, BudgetExceeded
-from sfumato.privacy.events import Event, PrivateSelection, RawAccess, Relation, SubsampledGaussian, merged
+from sfumato.privacy.events import Block, Event, PrivateSelection, RawAccess, Relation, SubsampledGaussian, merged
 from sfumato.privacy.renyi import ORDERS, converted, delta_of, divergence
 from sfumato.privacy.selection import selection_divergence
 
-ACCOUNTANT = f"min(PLD, RDP), under replacement PLD, of dp-accounting {importlib.metadata.version('dp-accounting')}"
+_VERSION = importlib.metadata.version("dp-accounting")
+ACCOUNTANT = f"min(PLD with bounded rounding, RDP), under replacement PLD, of dp-accounting {_VERSION}"
 
 _COARSE, _FINE = 1e-3, 1e-4
 _MANY_STEPS = 10_000  # a coarse grid is loose for huge T
@@ -128,21 +131,79 @@ def _rdp(composition: _Composition) -> RdpAccountant:
     return accountant
 
 
+@dataclass(frozen=True)
+class _Losses:
+    """A privacy loss distribution, and a bound on what rounding in Fourier transforms adds to or takes from any δ.
+
+    dp-accounting rounds the distribution upwards where it discretises it, and composes by transforms of double
+    precision, whose rounding it does not bound. In the Euclidean norm a transform of N points has a relative error of
+    at most 8·log2 N units of rounding (Higham 2002, section 24.1). Transforms of probabilities have modulus at most 1,
+    so that T-fold composition multiplies the error of x by T at most; a sum over N points errs by √N times the norm.
+    """
+
+    distribution: PrivacyLossDistribution
+    error: float = 0.0
+
+    @property
+    def _masses(self) -> tuple[PLDPmf, ...]:
+        return self.distribution._pmf_remove, self.distribution._pmf_add
+
+    @property
+    def points(self) -> int:
+        return 2 * max(2, *(mass.size for mass in self._masses))
+
+    @property
+    def norm(self) -> float:
+        """The Euclidean norm of the probabilities, at most 1."""
+        return max(float(np.linalg.norm(getattr(mass, "_probs", 1.0))) for mass in self._masses) + 1e-9
+
+    def epsilon(self, delta: float) -> float:
+        """An upper bound; infinite where δ is within the rounding error."""
+        return float(self.distribution.get_epsilon_for_delta(delta - self.error)) if delta > self.error else math.inf
+
+    def deltas(self, levels: Sequence[float]) -> list[float]:
+        return [min(1.0, float(one) + self.error) for one in self.distribution.get_delta_for_epsilon(levels)]
+
+
+def _rounding(parts: Sequence[_Losses], whole: _Losses, steps: int) -> float:
+    """The error of composing these distributions into ``whole``, where ``steps`` factors are multiplied."""
+    points = max(one.points for one in (*parts, whole))
+    transforms = 8 * math.log2(points) * (steps * max(one.norm for one in parts) + whole.norm)
+    return 2.0**-53 * math.sqrt(points) * (transforms + 8 * steps * whole.norm)
+
+
 @functools.lru_cache(maxsize=32)
-def _mechanism_pld(one: _Mechanism, neighbours: Relation, grid: float) -> PrivacyLossDistribution:
+def _mechanism_pld(one: _Mechanism, neighbours: Relation, grid: float) -> _Losses:
     """Of all steps. A calibration changes the noise of some mechanisms and asks for the others again."""
     options = {"value_discretization_interval": grid, "neighboring_relation": _RELATIONS[neighbours]}
     if one.rate == 1:
-        return from_gaussian_mechanism(one.noise_multiplier / math.sqrt(one.steps), **options)
-    return from_gaussian_mechanism(one.noise_multiplier, sampling_prob=one.rate, **options).self_compose(one.steps)
+        return _Losses(from_gaussian_mechanism(one.noise_multiplier / math.sqrt(one.steps), **options))
+    once = _Losses(from_gaussian_mechanism(one.noise_multiplier, sampling_prob=one.rate, **options))
+    found = _Losses(once.distribution.self_compose(one.steps))
+    return _Losses(found.distribution, _rounding([once], found, one.steps))
 
 
-def _pld(composition: _Composition, grid: float) -> PrivacyLossDistribution:
+def _pld(composition: _Composition, grid: float) -> _Losses:
     """Knows both relations and their sensitivities, for vectors of norm 1."""
-    found = identity(grid)
+    found: _Losses | None = None
     for one in composition.mechanisms:
-        found = found.compose(_mechanism_pld(one, composition.relation, grid))
-    return found
+        more = _mechanism_pld(one, composition.relation, grid)
+        if found is None:
+            found = more
+            continue
+        both = _Losses(found.distribution.compose(more.distribution))
+        found = _Losses(both.distribution, found.error + more.error + _rounding([found, more], both, 2))
+    return found or _Losses(identity(grid))
+
+
+def _renyi_epsilon(composition: _Composition, delta: float) -> float:
+    """By Rényi divergences at whole orders, which are proved under replacement as well."""
+    total = dict.fromkeys(ORDERS, 0.0)
+    for one in composition.mechanisms:
+        event = SubsampledGaussian("sum", (Block("sum", one.noise_multiplier),), one.rate, one.steps)
+        for order in ORDERS:
+            total[order] += one.steps * divergence(event, composition.relation, order)
+    return min(converted(total[order], order, delta) for order in ORDERS)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -157,8 +218,10 @@ def _epsilon(composition: _Composition, delta: float, grid: float) -> float:
         proved = composition.relation is Relation.ADD_OR_REMOVE
         if not renyi <= (_HUGE if proved else _HUGE_REPLACED):
             return float(renyi) if proved else math.inf
-        tight = _pld(composition, grid).get_epsilon_for_delta(delta)
-        return max(0.0, float(min(renyi, tight) if proved else tight))
+        tight = _pld(composition, grid).epsilon(delta)
+        if not proved:
+            renyi = _renyi_epsilon(composition, delta) if tight == math.inf else math.inf
+        return max(0.0, float(min(renyi, tight)))
 
 
 def epsilon(events: Iterable[Event], delta: float) -> float:
@@ -186,8 +249,7 @@ def _trade_off(composition: _Composition) -> tuple[tuple[float, float], ...]:
     with _quiet():
         if not _rdp(composition).get_epsilon(1e-5) <= _HUGE:
             return ((0.0, 1.0),)
-        deltas = map(float, _pld(composition, _COARSE).get_delta_for_epsilon(_LEVELS))
-        return tuple(zip(_LEVELS, deltas, strict=True))
+        return tuple(zip(_LEVELS, _pld(composition, _COARSE).deltas(_LEVELS), strict=True))
 
 
 def trade_off(events: Iterable[Event]) -> tuple[tuple[float, float], ...]:

@@ -23,7 +23,7 @@ from sfumato.privacy.events import RawAccess, SubsampledGaussian
 from sfumato.privacy.gradients.row_functions import RowPasses
 from sfumato.privacy.interfaces import Checkpoint, Progress, PublicInput, Tape
 from sfumato.privacy.ledger import Ledger, RunRefused
-from sfumato.privacy.mechanism import ClippedSum, Query, add_noise
+from sfumato.privacy.mechanism import ClippedSum, Query, add_noise, described
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
@@ -112,6 +112,7 @@ class Curator:
         self._charges = 0
         self._shown: tuple[int, float] | None = None
         self._answers: dict[str, int] = {}
+        self._unwritten: list[dict[str, Any]] = []
         self._next: dict[str, int] = {}
         self._opened = False
         self._probed: set[tuple[str, ...]] = set()
@@ -250,6 +251,11 @@ class Curator:
 
     def treat_as_public(self, public: PublicInput) -> None:
         """Write a public collection on the ledger, and what it has cost, before anything is learnt from it."""
+        if public.place is not None and self._records.lies_in(public.place):
+            raise ValueError(
+                f"{public.name!r} is, or holds, files of the private collection itself: it is not public. Name a "
+                "collection that shares no record with the private one"
+            )
         self._ledger.note_public(self._run, public)
 
     def close(self) -> None:
@@ -264,11 +270,16 @@ class Curator:
         self._ledger.note_own_code(self._run, name)
 
     def _charge(self, event: SubsampledGaussian) -> None:
-        self._ledger.charge(self._run, event.times(1))
+        self._ledger.charge(self._run, event.times(1), answered=self.unwritten_answers())
         if self._checkpoint:
             self._checkpoint.charged(*self._ledger.head)
         self._charges += 1
         self._answers[event.name] = self._answers.get(event.name, 0) + 1
+
+    def unwritten_answers(self) -> list[dict[str, Any]]:
+        """Descriptions of the answers since the last entry on the ledger, for the next one."""
+        found, self._unwritten = self._unwritten, []
+        return found
 
     def _report(self, name: str, done: int, total: int) -> None:
         """Show progress with the ε so far, which is computed again only after another charge."""
@@ -286,6 +297,8 @@ class Curator:
     def _release(self, query: Query) -> Tensor:
         """The noisy answer; with a tape, the answer that the tape returns for it."""
         answer = add_noise(query, self._randomness)
+        if not query.claimed:
+            self._unwritten.append(described(query, answer))
         if self._tape is not None:
             answer = self._tape.exchange(query, answer, charges=self._charges).to(answer.device)
         return answer

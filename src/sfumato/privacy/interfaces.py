@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -26,10 +27,13 @@ class PublicInput:
 
     Attributes:
         name: Its name.
-        sha256: The hash of its content.
+        sha256: The hash of its content, which stays here: the ledger keeps a keyed one.
         release: The run whose release it was drawn from, if it is synthetic.
         events: What that release has spent, or could have spent by its plan.
         unit: The unit of that release's guarantee.
+        proof: What shows that the release's card is true; "" where it is the custodian's statement.
+        place: Where it was read from, to be compared with where the private collection was.
+        fingerprint: What the ledger of another trial of the same selection has for ``sha256``.
     """
 
     name: str
@@ -37,6 +41,9 @@ class PublicInput:
     release: str | None = None
     events: tuple[Charged, ...] = ()
     unit: Unit | None = None
+    proof: str = ""
+    place: Path | None = None
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,8 @@ class Started:
     ledger: str
     length: int
     hash: str
+    collection: str
+    """A fingerprint of the private collection, with a key that is kept nowhere else: ``PrivateRecords.fingerprint``."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,8 @@ class Checkpoint(Protocol):
     def charged(self, length: int, digest: str) -> None: ...
     def result(self, run: str) -> Result | None: ...
     def save_result(self, run: str, result: Result) -> None: ...
+    def card(self, run: str) -> str | None: ...
+    def save_card(self, run: str, card: str) -> None: ...
     def restore(self, name: str, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> int: ...
     def save(
         self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState], *, last: bool

@@ -5,8 +5,9 @@ It refuses a run before the limit would be exceeded, and it is charged before no
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import AnyBudget, Budget, BudgetExceeded, budget_from_json
 from sfumato.privacy.events import Charged, Event, RawAccess, SubsampledGaussian, merged
 from sfumato.privacy.filter import check_first_plan, filter_order, filtered_epsilon
-from sfumato.privacy.journal import ORIGIN, Journal, LedgerDamaged, chained
+from sfumato.privacy.journal import ORIGIN, Journal, LedgerDamaged, chained, line_of
 
 if TYPE_CHECKING:
     from sfumato.privacy.interfaces import PublicInput
@@ -41,7 +42,7 @@ class Ledger:
                 self.close()
                 raise ValueError("a new ledger needs a limit: Budget(epsilon, delta), or NoGuarantee()")
             self.limit = limit
-            first = {"kind": "ledger", "version": 2, "id": secrets.token_hex(16), "limit": limit.to_json()}
+            first = {"kind": "ledger", "version": 3, "id": secrets.token_hex(16), "limit": limit.to_json()}
             self._journal.append({**first, "order": _order(limit)})
 
     @classmethod
@@ -69,10 +70,20 @@ class Ledger:
         """Everything that was written, in order."""
         return list(self._entries)
 
+    def until(self, length: int) -> Ledger:
+        """The ledger as it was when it had this many entries."""
+        return Ledger.copied(self._entries[:length])
+
+    def lines(self) -> Iterator[tuple[dict[str, Any], bytes, str]]:
+        """Each entry, its line as it was hashed, and the hash of everything up to it."""
+        for number, entry in enumerate(self._entries, start=1):
+            yield entry, line_of(entry), self._journal.hashes[number]
+
     def _open(self, journal: Journal) -> None:
         self.path = journal.path
         self._journal, self._entries = journal, journal.entries
         self._reserved: list[tuple[str, Charged]] = []
+        self._groups: dict[tuple[str, str, str], Any] = {}
         self._ended = {entry["run"] for entry in self._entries if entry["kind"] == "end"}
         if self._entries:
             if self._entries[0].get("kind") != "ledger":
@@ -144,7 +155,7 @@ class Ledger:
         return run in self._ended
 
     def public_inputs(self, run: str) -> list[dict[str, str]]:
-        """Name, content hash and, of a synthetic one, the release of every collection the run treated as public."""
+        """Name, fingerprint and, of a synthetic one, the release of every collection the run treated as public."""
         return spending.public_inputs(self._entries, run)
 
     def release_events(self, run: str) -> tuple[Event, ...]:
@@ -159,7 +170,11 @@ class Ledger:
     def release_epsilon(self, run: str, delta: float) -> float:
         """The ε at ``delta`` of a run's release. A run that builds on a release was chosen after it: see ``filter``."""
         events = self.committed_events(run)
-        return filtered_epsilon(events, self._order, delta) if self.adaptive(run) else epsilon(events, delta)
+        return filtered_epsilon(events, self.order, delta) if self.adaptive(run) else epsilon(events, delta)
+
+    def lineage(self, run: str) -> tuple[str, ...]:
+        """The other runs, here or on other ledgers, that the run's release depends on."""
+        return tuple(one for one in spending.lineage(self._entries, run) if one != run)
 
     def adaptive(self, run: str) -> bool:
         """Whether the run's release depends on charges of several runs, here or on other ledgers."""
@@ -185,14 +200,15 @@ class Ledger:
         events = [*self.events(), *(event for _, event in reserved)]
         if len(self._runs(reserved)) <= 1 or not isinstance(self.limit, Budget):
             return epsilon(events, self.limit.delta)
-        return filtered_epsilon(events, self._order, self.limit.delta)
+        return filtered_epsilon(events, self.order, self.limit.delta)
 
     def _runs(self, reserved: Sequence[tuple[str, Charged]]) -> list[str]:
         """The runs with charges or reservations, the first one first."""
         return list(dict.fromkeys([*spending.charged_runs(self._entries), *(run for run, _ in reserved)]))
 
     @property
-    def _order(self) -> int:
+    def order(self) -> int:
+        """Of the Rényi filter; fixed when the ledger is created."""
         return int(self._entries[0].get("order") or filter_order(self.limit.epsilon, self.limit.delta))
 
     # Spending
@@ -215,11 +231,16 @@ class Ledger:
                 f"{self.limit.epsilon:g} and {self.spent():.4g} is spent"
             )
         if isinstance(self.limit, Budget) and len(runs := self._runs(wanted)) > 1:
-            check_first_plan(spending.committed_events(self._entries, runs[0]), self._order, self.limit)
+            check_first_plan(spending.committed_events(self._entries, runs[0]), self.order, self.limit)
         self._reserved = wanted
 
-    def charge(self, run: str, event: Charged, *, source: str | None = None) -> None:
-        """Write a reserved spend to the disk before its noise is drawn; ``source`` has spent it on another ledger."""
+    def charge(
+        self, run: str, event: Charged, *, source: str | None = None, answered: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Write a reserved spend to the disk before its noise is drawn; ``source`` has spent it on another ledger.
+
+        ``answered`` describes the answers that were given since the last charge, see ``mechanism.described``.
+        """
         for index, (owner, reserved) in enumerate(self._reserved):
             if owner == (source or run) and reserved.times(1) == event.times(1) and reserved.steps >= event.steps:
                 left = reserved.steps - event.steps
@@ -229,8 +250,19 @@ class Ledger:
             raise BudgetExceeded(f"refused: {event.name!r} has no reservation left in this ledger")
         if self.ended(run):
             raise RunRefused(f"run {run} has ended; a new query needs a new run")
-        entry = {"kind": "charge", "run": run, "event": event.to_json()}
+        entry = {"kind": "charge", "run": run, "event": event.to_json(), **self._answers(run, answered)}
         self._journal.append({**entry, **({"from": source} if source else {})})
+
+    def _answers(self, run: str, answered: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The answers for an entry; the groups of a block are written where they are new."""
+        found = []
+        for answer in answered:
+            key = (run, answer["event"], answer["block"])
+            kept = {name: value for name, value in answer.items() if name != "groups"}
+            if self._groups.get(key) != answer["groups"]:
+                self._groups[key] = kept["groups"] = answer["groups"]
+            found.append(kept)
+        return {"answers": found} if found else {}
 
     def note_raw_access(self, run: str, event: RawAccess) -> None:
         """Raw access can only be noted where no guarantee was ever given."""
@@ -252,8 +284,9 @@ class Ledger:
 
     def note_public(self, run: str, public: PublicInput) -> None:
         """The run treats this collection as public; of a synthetic one, the spending is charged unless it is here."""
-        before = {one["name"]: one["sha256"] for one in self.public_inputs(run)}
-        if before.get(public.name) == public.sha256:
+        before = {one["name"]: one["fingerprint"] for one in self.public_inputs(run)}
+        fingerprint = public.fingerprint or self._fingerprint(public.sha256)
+        if before.get(public.name) == fingerprint:
             return
         if public.name in before:
             raise RunRefused(f"the public collection {public.name!r} has changed since the run was started")
@@ -270,13 +303,43 @@ class Ledger:
             for event in events:
                 self.charge(run, event, source=public.release)
         # The note comes last: after a crash in between, the spending is charged again rather than not at all.
-        entry = {"kind": "public", "run": run, "name": public.name, "sha256": public.sha256}
-        self._journal.append({**entry, **({"release": public.release} if public.release else {})})
+        entry = {"kind": "public", "run": run, "name": public.name, "fingerprint": fingerprint}
+        if public.release:
+            here = self.knows(public.release)
+            entry |= {"release": public.release, "proof": "this ledger" if here else public.proof}
+        self._journal.append(entry)
 
-    def end_run(self, run: str) -> None:
-        """The run has made its release; it can neither be charged nor resumed again."""
-        self._journal.append({"kind": "end", "run": run, "time": _now()})
+    def share_key(self, other: Ledger) -> None:
+        """Fingerprints on this ledger are those of ``other``: for the trials of a selection."""
+        self._journal.append({"kind": "key", "key": other._key()})
+
+    def _fingerprint(self, sha256: str) -> str:
+        """Keyed, so that who has a ledger's transcript cannot try out what a collection may hold."""
+        return hashlib.blake2b(sha256.encode(), key=bytes.fromhex(self._key()), digest_size=32).hexdigest()
+
+    def _key(self) -> str:
+        """A secret of this ledger, which no transcript holds."""
+        known = next((str(entry["key"]) for entry in self._entries if entry["kind"] == "key"), None)
+        if known is None:
+            known = secrets.token_hex(32)
+            self._journal.append({"kind": "key", "key": known})
+        return known
+
+    def end_run(
+        self, run: str, *, files: Mapping[str, str] | None = None, answered: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """The run has made its release; it can neither be charged nor resumed again.
+
+        ``files`` has the hashes of the card and of the weights. The number of the run's entries is written down, so
+        that a transcript cannot leave one of them out.
+        """
+        entry = {"kind": "end", "run": run, "time": _now(), "entries": len(self._of(run)) + 1}
+        self._journal.append({**entry, **({"files": dict(files)} if files else {}), **self._answers(run, answered)})
         self._ended.add(run)
+
+    def released_files(self, run: str) -> dict[str, str]:
+        """The hashes of the card and the weights of the run's release; empty before version 0.3.0."""
+        return next((dict(entry.get("files", {})) for entry in self._of(run) if entry["kind"] == "end"), {})
 
 
 def new_run_id() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,3 +68,22 @@ def add_noise(query: Query, randomness: Randomness) -> Tensor:
         grid = grid_of(part.standard_deviation)
         pieces.append(torch.round((part.total.flatten().double() + part.standard_deviation * draw) / grid) * grid)
     return torch.cat(pieces)
+
+
+def described(query: Query, answer: Tensor) -> dict[str, Any]:
+    """What the ledger keeps of a noisy answer: its groups, their clip norms and noise, and its hash.
+
+    The answer was paid for, and its hash is a function of it.
+    """
+    numbers = answer.detach().to("cpu", torch.float64).contiguous().numpy().astype("<f8", copy=False)
+    groups = [
+        {
+            "name": part.name,
+            "size": part.total.numel(),
+            "clip_norm": float(part.clip_norm),
+            "standard_deviation": float(part.standard_deviation),
+        }
+        for part in query.sums
+    ]
+    place = {"event": query.event, "step": query.step, "block": query.block}
+    return {**place, "groups": groups, "sha256": hashlib.sha256(numbers.tobytes()).hexdigest()}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -14,6 +16,13 @@ from torch import Tensor
 from sfumato.privacy.budget import Unit
 
 _HASHED_AT_ONCE = 64  # images
+
+
+def _files(place: Path) -> set[tuple[int, int]]:
+    """Device and number of every file: the same for all of its names, links included."""
+    found = (place,) if place.is_file() else (Path(base, name) for base, _, names in os.walk(place) for name in names)
+    told = (file.stat() for file in found if file.exists())
+    return {(one.st_dev, one.st_ino) for one in told}
 
 
 class PrivateRecords:
@@ -70,6 +79,28 @@ class PrivateRecords:
         self._ids = ids
         self._masked: frozenset[int] = frozenset()
         self._hash: str | None = None
+        self._place: Path | None = None
+
+    def read_from(self, place: str | Path) -> None:
+        """Remember where the collection was read from, so that the same files are not taken for public ones."""
+        self._place = Path(place).absolute()
+
+    def lies_in(self, public: Path) -> bool:
+        """Whether one of the two places holds the other, or both hold the same file under two names.
+
+        Names and numbers of files are compared, not contents: whether a picture of the private collection is in
+        another one is private, and a refusal would say it.
+        """
+        if self._place is None or not (self._place.exists() and public.exists()):
+            return False
+        own, other = self._place.resolve(), public.resolve()
+        if own == other or own in other.parents or other in own.parents:
+            return True
+        return not _files(own).isdisjoint(_files(other))
+
+    def fingerprint(self, key: bytes) -> str:
+        """Of the whole content, with a key: equal for a resumed run, and of no use to who lacks the key."""
+        return hashlib.blake2b(self._digest().encode(), key=key, digest_size=32).hexdigest()
 
     def _without(self, unit: int, kind: Unit) -> Self:
         """The neighbouring collection in which this unit's images do not exist; every other image keeps its id."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -47,6 +48,8 @@ class Session:
     checkpoint: Checkpoint | None = None
     result: Result | None = None
     """What the run had learnt before a crash kept it from making its release."""
+    card: str | None = None
+    """The card whose hash is on the ledger, where a crash came between that and the release."""
 
     def reasons(self) -> list[str]:
         """Why the run cannot be certified; empty if it can. Read from the ledger, not from this process."""
@@ -57,13 +60,18 @@ class Session:
             found.append(f"answers came from code outside the trusted base: {', '.join(sorted(names))}")
         return found
 
-    def end(self, tensors: Mapping[str, Tensor], counts: Sequence[float] | None) -> None:
-        """Close the data, check that every answer in use was charged, keep the result and write the end of the run."""
+    def learnt(self, tensors: Mapping[str, Tensor], counts: Sequence[float] | None) -> None:
+        """Close the data, check that every answer in use was charged, and keep the result."""
         self.curator.close()
         if self.checkpoint:
             noisy = None if counts is None else tuple(counts)
             self.checkpoint.save_result(self.run, Result(tensors, noisy, dict(self.curator._answers)))
-        self.ledger.end_run(self.run)
+
+    def end(self, card: str, files: Mapping[str, str]) -> None:
+        """Write the end of the run, with the hashes of what it releases; the card is kept until it is released."""
+        if self.checkpoint:
+            self.checkpoint.save_card(self.run, card)
+        self.ledger.end_run(self.run, files=files, answered=self.curator.unwritten_answers())
 
 
 @contextmanager
@@ -97,7 +105,7 @@ def session(
     randomness = Randomness(seed, share=world.broadcast)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     facts = {"parameters": dict(parameters), "plan": plan.to_json(), "device": device.type}
-    begin = _Beginning(ledger, plan, method, facts, randomness, checkpoint, curator_type)
+    begin = _Beginning(ledger, plan, method, facts, randomness, checkpoint, curator_type, records)
     try:
         begun = world.from_first(begin)
         started = Started(**begun["started"])
@@ -125,7 +133,7 @@ def session(
             internal=internal,
             world=world,
         )
-        yield Session(started.run, plan, own, curator, started.public_seed, checkpoint, result)
+        yield Session(started.run, plan, own, curator, started.public_seed, checkpoint, result, begun["card"])
     finally:
         begin.close()
 
@@ -142,8 +150,10 @@ class _Beginning:
         randomness: Randomness,
         checkpoint: Checkpoint | None,
         curator_type: type[Curator],
+        records: PrivateRecords,
     ) -> None:
         self._given, self._plan, self._method, self._facts = ledger, plan, method, facts
+        self._records = records
         self._randomness, self._checkpoint, self._curator_type = randomness, checkpoint, curator_type
         self._opened: Ledger | None = None
         self.result: Result | None = None
@@ -154,9 +164,12 @@ class _Beginning:
         started = checkpoint.started if checkpoint else None
         ledger = self._open(resumed=started is not None)
         if started is None:
-            started = Started(new_run_id(), self._randomness.public_seed(), ledger.id, *ledger.head)
+            collection = _fingerprint(self._records) if checkpoint else ""
+            started = Started(new_run_id(), self._randomness.public_seed(), ledger.id, *ledger.head, collection)
             if checkpoint:
                 checkpoint.start(started)
+        else:
+            _check_collection(self._records, started)
         _check_ledger(ledger, started, checkpoint)
         resumed = ledger.knows(started.run)
         if not resumed:
@@ -173,7 +186,10 @@ class _Beginning:
             for name in sorted(_own_code(self._curator_type, ledger)):
                 ledger.note_own_code(started.run, name)
         kept = self.result and {"counts": self.result.counts, "answers": dict(self.result.answers)}
-        return {"started": asdict(started), "resumed": resumed, "entries": ledger.entries(), "finished": kept}
+        # A card that is not on the ledger yet is made again.
+        card = checkpoint.card(started.run) if checkpoint and ledger.ended(started.run) else None
+        found = {"started": asdict(started), "resumed": resumed, "entries": ledger.entries(), "finished": kept}
+        return {**found, "card": card}
 
     def _open(self, *, resumed: bool) -> Ledger:
         given = self._given
@@ -207,6 +223,22 @@ def _own_code(curator_type: type[Curator], ledger: Ledger) -> set[str]:
     return {kind.__name__ for kind, ours in kinds if kind is not ours}
 
 
+def _fingerprint(records: PrivateRecords, key: bytes | None = None) -> str:
+    """A new key, and the fingerprint of the collection with it."""
+    key = secrets.token_bytes(32) if key is None else key
+    return f"{key.hex()} {records.fingerprint(key)}"
+
+
+def _check_collection(records: PrivateRecords, started: Started) -> None:
+    """Refuse other images than the run was started with: one record's steps would depend on two of them."""
+    key = bytes.fromhex(started.collection.partition(" ")[0])
+    if _fingerprint(records, key) != started.collection:
+        raise RunRefused(
+            "the collection has changed since the run was started: other images, labels, persons, or another order. "
+            "Resume the run with the collection as it was, or start a new run"
+        )
+
+
 def _check_ledger(ledger: Ledger, started: Started, checkpoint: Checkpoint | None) -> None:
     """Refuse a ledger that is not the run's, or that lacks a charge whose noise may have been drawn."""
     if started.ledger != ledger.id or not ledger.holds(started.length, started.hash):
@@ -231,8 +263,6 @@ def _kept_result(ledger: Ledger, started: Started, checkpoint: Checkpoint | None
         return None
     for name, steps in result.answers.items():
         check_charged(ledger, started.run, name, steps)
-    if not ledger.ended(started.run):
-        ledger.end_run(started.run)
     return result
 
 

@@ -11,10 +11,17 @@ Entries = Sequence[Mapping[str, Any]]
 
 
 def public_inputs(entries: Entries, run: str) -> list[dict[str, str]]:
-    """Name, content hash and, of a synthetic one, the release of every collection the run treated as public."""
-    keys = ("name", "sha256", "release")
+    """Name, fingerprint and, of a synthetic one, the release of every collection the run treated as public."""
+    keys = ("name", "release", "proof")
     own = (entry for entry in entries if entry["kind"] == "public" and entry["run"] == run)
-    return [{key: entry[key] for key in keys if entry.get(key)} for entry in own]
+    # Version 0.2.0 wrote the hash of the content itself.
+    return [
+        {
+            **{key: entry[key] for key in keys if entry.get(key)},
+            "fingerprint": entry.get("fingerprint", entry.get("sha256")),
+        }
+        for entry in own
+    ]
 
 
 def lineage(entries: Entries, run: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import math
 import platform
@@ -10,21 +11,27 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from sfumato.privacy import AnyBudget, Budget, Event, Ledger, Plan, SubsampledGaussian
+from sfumato.files import json_text
+from sfumato.privacy import Budget, Event, Ledger, Plan, SubsampledGaussian
 from sfumato.privacy.accounting import ACCOUNTANT, relation
 from sfumato.privacy.budget import Unit
 from sfumato.privacy.events import event_from_json
 from sfumato.privacy.filter import FILTER
 from sfumato.privacy.randomness import DESCRIPTION
-from sfumato.release.attack_bounds import best_guess, guess_by_definition, most_recognised
-from sfumato.release.plain_data import entries
-from sfumato.release.plain_numbers import factor_text, one_in_text
+from sfumato.release.plain_numbers import (
+    best_guess,
+    entries,
+    factor_text,
+    guess_by_definition,
+    most_recognised,
+    one_in_text,
+)
 
 CERTIFIED, NO_GUARANTEE = "certified", "no guarantee"
 FALSE_ALARMS = (1000, 100, 10)
 """One false alarm in so many."""
-_LATER = frozenset({"remarks", "notes", "planned"})
-"""Entries that cards of version 0.1.0 do not have, and that are left out where they are empty."""
+_LATER = frozenset({"remarks", "notes", "planned", "ledger", "lineage", "composition", "weights", "gaussian_mu"})
+"""Entries that cards of earlier versions do not have, and that are left out where they are empty."""
 PACKAGES = ("sfumato", "torch", "numpy", "dp-accounting", "safetensors")
 
 
@@ -48,7 +55,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class LedgerHead:
-    """The last ledger entry when the card was made: the number of entries and the hash that chains them."""
+    """The last ledger entry when the card was made: the number of entries and the hash that chains them.
+
+    The run's end follows it, and has the card's hash. (In version 0.2.0 it was the end itself.)
+    """
 
     length: int
     hash: str
@@ -114,6 +124,16 @@ class Card:
     """What the custodian states, such as purpose, controller, contact and retention; nothing checks it."""
     planned: tuple[Event, ...] = ()
     """What ε is computed from where not all of the planned queries were asked: the whole plan."""
+    ledger: str = ""
+    """The id of the ledger, which is random."""
+    lineage: tuple[str, ...] = ()
+    """The other runs whose releases the run treated as public, and theirs: their spending is in ``events``."""
+    composition: Mapping[str, Any] | None = None
+    """How the events were joined: ``rule`` is "fixed in advance" or "renyi filter", which has an ``order``."""
+    weights: str = ""
+    """The SHA-256 of ``model.safetensors``."""
+    gaussian_mu: float | None = None
+    """μ of Gaussian differential privacy, where it is exact: no event is subsampled and all were fixed in advance."""
 
     def __post_init__(self) -> None:
         if self.guarantee not in (CERTIFIED, NO_GUARANTEE):
@@ -142,6 +162,16 @@ class Card:
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``card.json``."""
         return {key: value for key, value in entries(self).items() if value or key not in _LATER}
+
+    @property
+    def text(self) -> str:
+        """``card.json`` as it was released. Results of audits are added later, and are no part of its hash."""
+        return json_text({**self.to_json(), "audits": []})
+
+    @property
+    def sha256(self) -> str:
+        """What the ledger's last entry of the run has."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -200,9 +230,11 @@ def make_card(
         unit=budget.unit,
         claim=None if claim is None else Claim(**claim),
         relation=relation(planned),
-        sentence=_no_guarantee_sentence(reasons) if spent is None else _sentence(spent, budget, guess),
+        sentence=no_guarantee_sentence(reasons)
+        if spent is None
+        else sentence_of(spent, budget.delta, budget.unit, guess),
         best_guess=guess,
-        recognised=_recognised(planned) if curve else None,
+        recognised=recognised_of(planned) if curve else None,
         reasons=tuple(reasons),
         collection_epsilon=max(spent or 0.0, rounded_up(ledger.spent())) if math.isfinite(ledger.spent()) else None,
         method=method,
@@ -210,10 +242,10 @@ def make_card(
         paper=paper,
         parameters=dict(parameters),
         events=tuple(events),
-        sampler=_sampler(events),
+        sampler=sampler_of(events),
         accountant=ACCOUNTANT if curve or not certified else FILTER,
         randomness=f"{DESCRIPTION}{' (FIXED SEED)' if seeded else ''}",
-        public=_public(shape, classes, declared_size, budget.unit, max_images_per_unit) + _public_inputs(ledger, run),
+        public=_public(shape, classes, declared_size, budget.unit, max_images_per_unit) + public_inputs(ledger, run),
         shape=shape,
         classes=tuple(classes),
         class_counts=None if counts is None else tuple(round(float(value), 1) for value in counts),
@@ -231,7 +263,31 @@ def make_card(
         remarks=tuple(remarks),
         notes=dict(notes or {}),
         planned=beyond(events, planned),
+        ledger=ledger.id,
+        lineage=ledger.lineage(run),
+        composition=_rule(ledger, run),
+        gaussian_mu=gaussian_mu(planned) if curve else None,
     )
+
+
+def _rule(ledger: Ledger, run: str) -> dict[str, Any]:
+    return {"rule": "renyi filter", "order": ledger.order} if ledger.adaptive(run) else {"rule": "fixed in advance"}
+
+
+def gaussian_mu(events: Sequence[Event]) -> float | None:
+    """μ of the composition of Gaussian mechanisms over all units, √Σ (sensitivity ÷ noise)²; None for any other.
+
+    >>> from sfumato.privacy import Block
+    >>> gaussian_mu([SubsampledGaussian("sum", (Block("sum", 2.0),), steps=4)])
+    1.0
+    """
+    if not all(isinstance(event, SubsampledGaussian) and event.sampling_rate == 1 for event in events):
+        return None
+    kind, total = relation(events), 0.0
+    for event in events:
+        assert isinstance(event, SubsampledGaussian)
+        total += event.steps * (event.sensitivity(kind) / event.noise_multiplier) ** 2
+    return rounded_up(math.sqrt(total), 6) if events else None
 
 
 def beyond(events: Sequence[Event], planned: Sequence[Event]) -> tuple[Event, ...]:
@@ -239,28 +295,32 @@ def beyond(events: Sequence[Event], planned: Sequence[Event]) -> tuple[Event, ..
     return () if set(events) == set(planned) else tuple(planned)
 
 
-def _recognised(events: Sequence[Event]) -> dict[str, float]:
+def recognised_of(events: Sequence[Event]) -> dict[str, float]:
+    """The share of the units present that any test can recognise, for each rate of false alarms."""
     return {str(often): rounded_up(most_recognised(events, 1 / often)) for often in FALSE_ALARMS}
 
 
-def _no_guarantee_sentence(reasons: Sequence[str]) -> str:
+def no_guarantee_sentence(reasons: Sequence[str]) -> str:
+    """What stands in place of a guarantee."""
     return (
         "NO GUARANTEE. These images were not made under differential privacy "
         f"({'; '.join(reasons) or 'no privacy budget was set'}). Treat them as you treat the originals."
     )
 
 
-def _sentence(spent: float, budget: AnyBudget, guess: float) -> str:
+def sentence_of(spent: float, delta: float, unit: str, guess: float) -> str:
+    """The guarantee in words, from ε, δ, the unit and the best guess."""
     return (
-        f"Whether or not any one {budget.unit} was in the collection changes the probability of every possible "
+        f"Whether or not any one {unit} was in the collection changes the probability of every possible "
         f"release by at most a factor of e^{spent:g}, which is {factor_text(spent)}, except with probability "
-        f"{budget.delta:g}, which is {one_in_text(budget.delta)}. Someone who "
-        f"guesses whether a given {budget.unit} was in it, and would be right half the time without the release, can "
+        f"{delta:g}, which is {one_in_text(delta)}. Someone who "
+        f"guesses whether a given {unit} was in it, and would be right half the time without the release, can "
         f"be right at most {100 * guess:.1f} % of the time with it."
     )
 
 
-def _sampler(events: Sequence[Event]) -> str:
+def sampler_of(events: Sequence[Event]) -> str:
+    """How batches were drawn, in words."""
     shards = sorted(
         {event.shards for event in events if isinstance(event, SubsampledGaussian) and event.shards is not None}
     )
@@ -286,11 +346,16 @@ def _public(
     return tuple(facts)
 
 
-def _public_inputs(ledger: Ledger, run: str) -> tuple[str, ...]:
-    """The public collections; that they share no record with the private one is the custodian's statement."""
-    stated = "which by the custodian's statement shares no record with the private one"
-    return tuple(
-        f"the collection {one['name']!r} (sha256 {one['sha256']}), "
-        + (f"drawn from the release of run {one['release']}, whose spending is counted" if "release" in one else stated)
-        for one in ledger.public_inputs(run)
-    )
+def public_inputs(ledger: Ledger, run: str) -> tuple[str, ...]:
+    """The public collections, and what about them is the custodian's statement."""
+    return tuple(_public_input(one) for one in ledger.public_inputs(run))
+
+
+def _public_input(one: Mapping[str, str]) -> str:
+    named = f"the collection {one['name']!r} (fingerprint {one['fingerprint']}, keyed by the ledger), "
+    if "release" not in one:
+        return named + "which by the custodian's statement shares no record with the private one"
+    found = named + f"drawn from the release of run {one['release']}, whose spending is counted"
+    if proof := one.get("proof"):
+        return f"{found} (by {proof})"
+    return f"{found} as its card states it; that this card is true is the custodian's statement"

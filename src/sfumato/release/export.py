@@ -23,6 +23,10 @@ from sfumato.release.synthetic import SyntheticImages
 
 ExportFormat = Literal["folder", "npz", "parquet"]
 
+DESCRIPTION = 0x010E
+"""EXIF's number of an image's description."""
+_SYNTHETIC = "Synthetic image, "
+
 ROWS = 1000
 """Images of a parquet file that are written together, and drawn together by several processes."""
 
@@ -94,10 +98,23 @@ def _exported_images(path: Path) -> Path | None:
     return next((path / name for name in ("images", "images.npz", "images.parquet") if (path / name).exists()), None)
 
 
-def _png(image: np.ndarray, info: PngInfo) -> bytes:
+def described_guarantee(description: str) -> str | None:
+    """The guarantee in the description that ``export`` gives an image, if it is one."""
+    words, _, rest = description.partition(": ")
+    return words.removeprefix(_SYNTHETIC) if rest and words.startswith(_SYNTHETIC) else None
+
+
+def _exif(card: Card) -> bytes:
+    """The sentence as EXIF, which many programs keep when they write an image in another format."""
+    found = Image.Exif()
+    found[DESCRIPTION] = f"{_SYNTHETIC}{card.guarantee}: {card.sentence}".encode("ascii", "replace").decode()
+    return found.tobytes()
+
+
+def _png(image: np.ndarray, info: PngInfo, exif: bytes) -> bytes:
     picture = Image.fromarray(image[0] if len(image) == 1 else np.ascontiguousarray(np.moveaxis(image, 0, -1)))
     buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", pnginfo=info)
+    picture.save(buffer, format="PNG", pnginfo=info, exif=exif)
     return buffer.getvalue()
 
 
@@ -106,17 +123,18 @@ def _text_chunks(card: Card) -> PngInfo:
     info = PngInfo()
     info.add_itxt("guarantee", card.guarantee)
     info.add_itxt("sentence", card.sentence)
+    info.add_itxt("run", card.run)
     return info
 
 
 def _write_folder(folder: Path, synthetic: SyntheticImages) -> None:
-    info = _text_chunks(synthetic.card)
+    info, exif = _text_chunks(synthetic.card), _exif(synthetic.card)
     for number, name in enumerate(synthetic.classes):
         check_name(name)
         place = folder / "images" / name
         place.mkdir(parents=True)
         for row in np.flatnonzero(synthetic.labels == number):
-            (place / f"{row:06d}.png").write_bytes(_png(synthetic.images[row], info))
+            (place / f"{row:06d}.png").write_bytes(_png(synthetic.images[row], info, exif))
 
 
 def _write_npz(folder: Path, synthetic: SyntheticImages) -> None:
@@ -148,11 +166,11 @@ def write_parquet_file(file: Path, card: Card, parts: Iterable[Iterable[np.ndarr
             "sentence": card.sentence,
         },
     )
-    info, written = _text_chunks(card), 0
+    info, exif, written = _text_chunks(card), _exif(card), 0
     with pq.ParquetWriter(file, schema) as writer:
         for images, labels in parts:
             rows = enumerate(images, start=written)
-            pictures = [{"bytes": _png(image, info), "path": f"{row:06d}.png"} for row, image in rows]
+            pictures = [{"bytes": _png(image, info, exif), "path": f"{row:06d}.png"} for row, image in rows]
             writer.write_table(pa.table({"image": pictures, "label": labels}, schema=schema))
             written += len(pictures)
 

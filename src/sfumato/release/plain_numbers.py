@@ -1,10 +1,35 @@
-"""ε and δ in plain numbers, always rounded to the side that promises less."""
+"""ε and δ in plain numbers, rounded to the side that promises less; bounds on attackers; results as JSON has them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from sfumato.privacy.accounting import trade_off
+from sfumato.privacy.events import Event
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses and mappings as dicts, tuples as lists, anything else as it is.
+
+    An object with a ``to_json`` method decides for itself.
+    """
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value) and not isinstance(value, type):
+        return entries(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value
+
+
+def entries(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass in their order, as plain data."""
+    return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
 
 
 def factor_text(epsilon: float) -> str:
@@ -46,3 +71,35 @@ def level(epsilon: float) -> Level:
     if epsilon <= 10:
         return Level("reasonable", "ε from 1 to 10")
     return Level("weak", "ε above 10")
+
+
+def best_guess(events: Iterable[Event]) -> float:
+    """Largest probability that an attacker is right about one unit's presence, when it is present half the time.
+
+    (1 + TV)/2, where the total variation distance TV is the δ at ε = 0.
+    """
+    return min(1.0, (1.0 + trade_off(events)[0][1]) / 2.0)
+
+
+def guess_by_definition(epsilon: float, delta: float) -> float:
+    """The same probability by (ε, δ) alone: TV ≤ (e^ε − 1 + 2δ) / (e^ε + 1)."""
+    factor = math.exp(-epsilon)
+    return min(1.0, (1.0 + (1.0 - factor + 2.0 * delta * factor) / (1.0 + factor)) / 2.0)
+
+
+def most_recognised(events: Iterable[Event], false_alarms: float) -> float:
+    """Largest share of the units present that any test can recognise at this rate of false alarms.
+
+    TPR ≤ e^ε · FPR + δ(ε) and, with the errors exchanged, 1 − FPR ≤ e^ε · (1 − TPR) + δ(ε), for every ε at once.
+    """
+    found = [1.0]
+    for level, delta in trade_off(events):
+        found += [math.exp(level) * false_alarms + delta, 1 - math.exp(-level) * (1 - delta - false_alarms)]
+    return min(found)
+
+
+def recognised_by_definition(epsilon: float, delta: float, false_alarms: float) -> float:
+    """The same share by (ε, δ) alone: TPR ≤ e^ε · FPR + δ and 1 − FPR ≤ e^ε · (1 − TPR) + δ."""
+    upper = math.exp(min(epsilon, 700.0)) * false_alarms + delta
+    other = 1.0 - math.exp(-epsilon) * (1.0 - delta - false_alarms)
+    return min(1.0, upper, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,14 +12,16 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from sfumato.files import new_folder, write_file, write_json
 from sfumato.release.card import Card
-from sfumato.release.card_page import card_page
+from sfumato.release.pages import card_page
 from sfumato.release.signature import SigningKey
 from sfumato.release.synthetic import SyntheticImages
+
+WEIGHTS = "model.safetensors"
 
 
 class Sampler(Protocol):
@@ -171,6 +174,20 @@ class Release:
         """The same release with these audit results on its card."""
         return Release(self.method, self.model.state_dict(), replace(self.card, audits=tuple(lines)))
 
+    def weights(self) -> bytes:
+        """``model.safetensors``, with the sentence of the card in its header."""
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in self.model.state_dict().items()}
+        return save(tensors, metadata={"sentence": self.card.sentence})
+
+    def bound(self) -> Release:
+        """The same release with the hash of its weights on the card."""
+        digest = hashlib.sha256(self.weights()).hexdigest()
+        return Release(self.method, self.model.state_dict(), replace(self.card, weights=digest))
+
+    def hashes(self) -> dict[str, str]:
+        """What the ledger keeps of the release when its run ends."""
+        return {"card.json": self.card.sha256, WEIGHTS: self.card.weights}
+
     def page(self) -> str:
         """The card as HTML. Its samples use a fixed seed and the CPU, so that anyone can draw them again."""
         labels = np.repeat(np.arange(len(self.classes)), 10)[:100]
@@ -186,8 +203,10 @@ class Release:
         if folder.exists() and any(folder.iterdir()):
             raise FileExistsError(f"{folder} is not empty; a release is never written over another")
         with new_folder(folder) as temporary:
-            tensors = {name: tensor.contiguous().cpu() for name, tensor in self.model.state_dict().items()}
-            save_file(tensors, temporary / "model.safetensors", metadata={"sentence": self.card.sentence})
+            weights = self.weights()
+            if self.card.weights and hashlib.sha256(weights).hexdigest() != self.card.weights:
+                raise ValueError("the card names other weights: it is the card of another network")
+            write_file(temporary / WEIGHTS, weights, private=False)
             write_json(temporary / "card.json", self.card.to_json(), private=False)
             write_file(temporary / "card.html", self.page(), private=False)
             if key is not None:
@@ -200,7 +219,10 @@ class Release:
         folder = Path(folder)
         try:
             card = Card.from_json(json.loads((folder / "card.json").read_text(encoding="utf-8")))
-            method, tensors = rebuild(card, load_file(folder / "model.safetensors"))
+            content = (folder / WEIGHTS).read_bytes()
+            if card.weights and hashlib.sha256(content).hexdigest() != card.weights:
+                raise ValueError(f"{WEIGHTS} is not the file that the card names")
+            method, tensors = rebuild(card, load(content))
             return cls(method, tensors, card)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{folder} holds no release: {Path(error.filename).name} is missing") from None

@@ -1,23 +1,151 @@
-"""The internal page: how useful the synthetic images are, what they repeat, what they cost. NOT PRIVATE."""
+"""The contents of a run's folder that a report reads: the release, and the results in ``internal/``."""
 
 from __future__ import annotations
 
+import base64
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from sfumato.evaluation import private_views
+from sfumato.evaluation.private_views import CLASSES_AT_MOST
 from sfumato.evaluation.results import REAL, EvaluationResult, MemorisationSummary
-from sfumato.evaluation.side_by_side import CLASSES_AT_MOST
+from sfumato.planning.expected_use import Use
 from sfumato.privacy.events import RawAccess
 from sfumato.release.card import Card
-from sfumato.report.chart import Bar, Point, Series, bars, curve
-from sfumato.report.folder import RunFolder
-from sfumato.report.tables import Table, counts_text, left_out_text, measurement_table, mebibytes_text, seconds_text
-from sfumato.report.verdict import verdict
-from sfumato.report.watermark import render_not_private
+from sfumato.report.chart import (
+    Bar,
+    Point,
+    Series,
+    Table,
+    bars,
+    counts_text,
+    curve,
+    left_out_text,
+    measurement_table,
+    mebibytes_text,
+    seconds_text,
+)
+from sfumato.report.public import render_not_private
+from sfumato.training.run import Run, release_folder
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run: the folder above ``release/``, or a release alone."""
+
+    path: Path
+
+    @property
+    def release(self) -> Path:
+        """The folder of the release."""
+        return release_folder(self.path)
+
+    @property
+    def internal(self) -> Path:
+        """The folder of what only the custodian may see."""
+        return Run(self.path).internal
+
+    @property
+    def name(self) -> str:
+        """The last parts of its path, which tell runs apart."""
+        parts = self.path.resolve().parts[-3:] if self.path.name.startswith("run-") else (self.path.resolve().name,)
+        return " / ".join(parts)
+
+    def card(self) -> Card:
+        """The release's card."""
+        return Card.from_json(self.card_entries())
+
+    def card_entries(self) -> dict[str, Any]:
+        """The entries of ``card.json`` as they are, for the scan, which also looks at a card that is not valid."""
+        path = self.release / "card.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{self.path} holds no finished run: there is no release/card.json")
+        entries: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return entries
+
+    def notes(self) -> dict[str, Any]:
+        """Every JSON file of ``internal/`` by name."""
+        found = {}
+        for path in sorted(self.internal.glob("*.json")):
+            try:
+                found[path.name] = json.loads(path.read_text())
+            except ValueError:
+                raise ValueError(f"{path} is not JSON; remove it or write it again") from None
+        return found
+
+    def evaluations(self) -> list[EvaluationResult]:
+        """What ``sfumato evaluate --json`` wrote."""
+        found = [
+            note
+            for note in self.notes().values()
+            if isinstance(note, dict) and {"measurements", "protocol"} <= set(note)
+        ]
+        return [EvaluationResult.from_json(note) for note in found]
+
+    def cost(self) -> dict[str, Any] | None:
+        """Seconds and memory of the training, where they were measured."""
+        cost: dict[str, Any] | None = self.notes().get("cost.json")
+        return cost
+
+    def neighbours(self) -> str | None:
+        """The picture of nearest private neighbours as a ``data:`` address."""
+        return _picture(self.internal / "neighbours.png")
+
+    def side_by_side(self) -> tuple[str, str] | None:
+        """The pictures of real and of synthetic images of each class as ``data:`` addresses."""
+        folder = self.internal / "side_by_side"
+        real, synthetic = _picture(folder / private_views.REAL), _picture(folder / private_views.SYNTHETIC)
+        return None if real is None or synthetic is None else (real, synthetic)
+
+
+def _picture(path: Path) -> str | None:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
+
+
+_USUAL_SHARE = 0.02
+"""The share of fresh images below the threshold is 0.01; up to twice that is within the spread of small sets."""
+
+
+def verdict(card: Card, evaluations: Sequence[EvaluationResult]) -> str:
+    """Guarantee, use and copies in one sentence."""
+    guarantee = "No guarantee"
+    if card.epsilon is not None:
+        guarantee = f"Certified at ε = {card.epsilon:g} for each {card.unit}"
+    parts = [guarantee, _use(evaluations)]
+    found = next((one.memorisation for one in evaluations if one.memorisation is not None), None)
+    if found is not None:
+        parts.append(_copies(found))
+    return "; ".join(parts) + "."
+
+
+def _use(evaluations: Sequence[EvaluationResult]) -> str:
+    for one in evaluations:
+        main, real = one.headline(), one.headline(REAL)
+        if main is None or real is None:
+            continue
+        chance = 1 / len(one.classes)
+        share = (main.mean - chance) / (real.mean - chance) if real.mean > chance else 0.0
+        return (
+            f"{Use.of(share)} use: a {main.classifier} trained on the synthetic images labels {100 * main.mean:.1f} % "
+            f"of real test images correctly, trained on real images {100 * real.mean:.1f} %, by guessing "
+            f"{100 * chance:.1f} %"
+        )
+    return "its use was not measured"
+
+
+def _copies(found: MemorisationSummary) -> str:
+    share = found.share_nearer_than_one_percent_of_test
+    if found.exact_copies:
+        return f"LOOK AT THE PAIRS: {found.exact_copies} synthetic images are exact copies of private ones"
+    if share > _USUAL_SHARE:
+        return f"look at the nearest pairs: {100 * share:.1f} % of the images are nearer to private ones than is usual"
+    return "no copies were found"
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from sfumato.experiments.datasets import datasets
 from sfumato.experiments.measures import PROTOCOL
-from sfumato.experiments.papers.entries import Entry, Paper, papers
+from sfumato.experiments.papers.entries import SCALES, Entry, Paper, papers
 from sfumato.experiments.papers.result import Compared, compared, entry_name
-from sfumato.experiments.papers.scale import SCALES
 from sfumato.experiments.results import ResultSet
 from sfumato.report.papers import agreement, caption, number
 

@@ -18,7 +18,7 @@ from typing import Any
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-from sfumato.files import new_file, private_folder, write_json
+from sfumato.files import new_file, private_folder, write_file, write_json
 from sfumato.privacy import PrivateState, RunRefused
 from sfumato.privacy.interfaces import Result, Started
 
@@ -48,7 +48,8 @@ class FolderCheckpoint:
             return Started(**json.loads(path.read_text()))
         except TypeError:
             raise RunRefused(
-                f"{self.folder} was written by another version and does not name the ledger of its run; start a new run"
+                f"{self.folder} was written by another version and does not name the ledger and the collection of its "
+                "run; start a new run"
             ) from None
 
     def start(self, started: Started) -> None:
@@ -101,6 +102,15 @@ class FolderCheckpoint:
         # Parameters may be views of one vector, which a file cannot hold.
         tensors = {name: tensor.detach().clone() for name, tensor in result.tensors.items()}
         self._write(self._path("result", run), tensors, {"counts": result.counts, "answers": dict(result.answers)})
+
+    def card(self, run: str) -> str | None:
+        """The text of the card whose hash is on the ledger, if the run came so far."""
+        path = self.folder / f"card {run}.json"
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+    def save_card(self, run: str, card: str) -> None:
+        """Keep the card until the release is written."""
+        write_file(self.folder / f"card {run}.json", card, private=True)
 
     def delete(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

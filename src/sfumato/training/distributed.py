@@ -153,6 +153,14 @@ class SharedCheckpoint:
         if self._world.first:
             self._checkpoint.save_result(run, result)
 
+    def card(self, run: str) -> str | None:
+        """The card whose hash is on the ledger; asked by the first process."""
+        return self._checkpoint.card(run)
+
+    def save_card(self, run: str, card: str) -> None:
+        if self._world.first:
+            self._checkpoint.save_card(run, card)
+
     def restore(self, name: str, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> int:
         content = self._world.broadcast(self._checkpoint.steps_file(name) if self._world.first else b"")
         return restored(content, keep, states) if content else 0

@@ -6,7 +6,7 @@ import itertools
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -16,15 +16,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
+from sfumato.options import AS_IT_IS, ReadingOptions
 from sfumato.web import commands, contents
-from sfumato.web.budgets import check_choices, check_training, new_limit
-from sfumato.web.choices import Choices, Form, column_options, export_options, run_name
-from sfumato.web.forms import Forms
+from sfumato.web.choices import Choices, Form, export_options, persons_of, reading_of, run_name
+from sfumato.web.contents import review_commands
 from sfumato.web.jobs import ACTIVE, FINAL, Job, Jobs
-from sfumato.web.plans import plan_facts, plans
-from sfumato.web.reviews import review_commands
+from sfumato.web.pages import Forms
+from sfumato.web.plans import check_choices, check_training, new_limit, plan_facts, plans
 from sfumato.web.security import UPLOAD
-from sfumato.web.upload import Limits, collection_in, receive, unpack
+from sfumato.web.transfers import Limits, collection_in, receive, unpack
 from sfumato.web.workspace import NotThere, Refused, Workspace
 
 DEVICE = "device"
@@ -73,7 +73,7 @@ class Actions:
     def choose(self, request: Request) -> Response:
         """Choose a collection by its path, and inspect it."""
         form = _form(request)
-        return _to(f"/jobs/{self._inspect(form.get('path', ''), column_options(form)).id}")
+        return _to(f"/jobs/{self._inspect(form.get('path', ''), persons_of(reading_of(form, self.workspace))).id}")
 
     async def upload(self, request: Request) -> Response:
         """Take a zip, unpack it below ``uploads`` and inspect it."""
@@ -97,13 +97,13 @@ class Actions:
             shutil.rmtree(folder)
             raise
 
-    def _inspect(self, text: str, columns: Sequence[str] = ()) -> Job:
+    def _inspect(self, text: str, reading: ReadingOptions = AS_IT_IS) -> Job:
         self._check_number()
         path = self.workspace.inside(text)
         name = self.workspace.add_collection(path)
         title = f"What is in {path.name}"
         address = f"/collections/{name}"
-        return self.jobs.start("inspect", title, [commands.inspect(path, columns)], collection=name, next=address)
+        return self.jobs.start("inspect", title, [commands.inspect(path, reading)], collection=name, next=address)
 
     def plan(self, request: Request, name: str) -> Response:
         """The plan of every method for what was chosen; it is there at once unless persons must be counted first."""
@@ -120,9 +120,9 @@ class Actions:
             raise Refused("the collection was not inspected yet")
         choices = Choices.from_form(form, self.workspace)
         check_choices(found, choices)
-        inspection = contents.inspection_with_persons(self.jobs, name, choices.person_options())
+        inspection = contents.inspection_with_persons(self.jobs, name, choices.reading)
         if inspection is None:
-            command = commands.inspect(found.path, [*column_options(form), *choices.person_options()])
+            command = commands.inspect(found.path, persons_of(choices.reading))
             title, kept = f"The persons in {found.path.name}", choices.to_json()
             job = self.jobs.start("inspect", title, [command], collection=name, choices=kept, next="/plans/{job}")
             return f"/jobs/{job.id}"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from sfumato.options import AS_IT_IS, BudgetOptions, ReadingOptions, from_fields, to_fields, whole_number
 from sfumato.web.workspace import Refused, Workspace, is_name
 
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
-PERSON_OPTIONS = ("--person-column", "--persons", "--person-pattern")
 FORMATS = ("folder", "npz", "parquet")
 _SETTING = re.compile(r"[a-z][a-z0-9_]*=[A-Za-z0-9_.+-]+")
 _METHOD = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -43,42 +43,21 @@ class Choices:
     epsilon: float
     unit: str
     delta: float = 1e-5
-    size: int | None = None
-    colour: str | None = None
-    classes: str | None = None
-    image_column: str | None = None
-    label_column: str | None = None
-    no_labels: bool = False
-    leave_out_unlabelled: bool = False
-    skip_bad: bool = False
-    person_column: str | None = None
-    person_file: str | None = None
-    person_pattern: str | None = None
     declared_size: int | None = None
+    reading: ReadingOptions = AS_IT_IS
 
     @classmethod
     def from_form(cls, form: Form, workspace: Workspace) -> Choices:
         """Check what was sent; a value that is not allowed is refused with the reason."""
-        file = form.get("person_file", "").strip()
         found = cls(
             purpose=_one_of(form, "purpose", [purpose.key for purpose in PURPOSES]),
             epsilon=EPSILONS[_number(form, "epsilon_stop", 0, len(EPSILONS) - 1)],
             unit=_one_of(form, "unit", ("image", "person")),
             delta=_delta(form.get("delta", "").strip()),
-            size=_optional_number(form, "size", 1, 1024),
-            colour=_one_of(form, "colour", ("", "grey", "rgb")) or None,
-            classes=_text(form, "classes"),
-            image_column=_text(form, "image_column"),
-            label_column=_text(form, "label_column"),
-            no_labels="no_labels" in form,
-            leave_out_unlabelled="leave_out_unlabelled" in form,
-            skip_bad="skip_bad" in form,
-            person_column=_text(form, "person_column"),
-            person_file=str(workspace.inside(file)) if file else None,
-            person_pattern=_text(form, "person_pattern"),
-            declared_size=_optional_number(form, "declared_size", 1, 10**9),
+            declared_size=_number(form, "declared_size", 1, 10**9) if form.get("declared_size", "").strip() else None,
+            reading=reading_of(form, workspace),
         )
-        if found.unit == "person" and not (found.person_column or found.person_file or found.person_pattern):
+        if found.unit == "person" and not found.reading.names_persons:
             raise Refused("to protect persons, say whose image each image is: a column, a file or a pattern")
         if found.declared_size is not None and found.delta >= 1 / found.declared_size:
             raise Refused(
@@ -90,49 +69,63 @@ class Choices:
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Choices:
         """What ``to_json`` gave."""
-        return cls(**facts)
+        return cls(**{**facts, "reading": reading_from_json(facts["reading"])})
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        facts = asdict(self)
+        file = self.reading.persons
+        return {**facts, "reading": {**facts["reading"], "persons": None if file is None else str(file)}}
 
     def to_form(self) -> dict[str, str]:
         """The fields of the form from which ``from_form`` makes the same choices."""
-        fields = {key: "on" if value is True else str(value) for key, value in asdict(self).items() if value}
-        return {**fields, "epsilon_stop": str(EPSILONS.index(self.epsilon))}
+        own = {"purpose": self.purpose, "unit": self.unit, "delta": str(self.delta)}
+        if self.declared_size is not None:
+            own["declared_size"] = str(self.declared_size)
+        return {**own, **to_fields(self.reading), "epsilon_stop": str(EPSILONS.index(self.epsilon))}
 
-    def budget_options(self) -> list[str]:
-        """--epsilon, --delta and --unit."""
-        return [f"--epsilon={self.epsilon:g}", f"--delta={self.delta}", f"--unit={self.unit}"]
+    @property
+    def budget(self) -> BudgetOptions:
+        """How much may be spent, and for whom."""
+        return BudgetOptions(epsilon=self.epsilon, delta=self.delta, unit=self.unit)
 
-    def reading_options(self) -> list[str]:
-        """How the images are read."""
-        values = {
-            "size": self.size,
-            "colour": self.colour,
-            "classes": None if self.no_labels else self.classes,
-            "image-column": self.image_column,
-            "label-column": self.label_column,
-        }
-        words = [f"--{key}={value}" for key, value in values.items() if value is not None] + self.person_options()
-        words += ["--no-labels"] * self.no_labels + ["--skip-bad"] * self.skip_bad
-        return words + ["--missing-labels=leave out"] * (self.leave_out_unlabelled and not self.no_labels)
 
-    def person_options(self) -> list[str]:
-        """Whose image each image is."""
-        given = (self.person_column, self.person_file, self.person_pattern)
-        return [f"{name}={value}" for name, value in zip(PERSON_OPTIONS, given, strict=True) if value is not None]
+_SELECTED = {"colour": ("grey", "rgb"), "missing_labels": ("refuse", "leave out")}
+_NOT_IN_THE_PAGE = frozenset({"split", "internal"})
+_PERSONS = ("person_column", "persons", "person_pattern")
+
+
+def reading_of(form: Form, workspace: Workspace) -> ReadingOptions:
+    """How the images are read. Only a box that was ticked leaves anything out."""
+    for key, allowed in _SELECTED.items():
+        _one_of(form, key, ("", *allowed))
+    try:
+        return from_fields(ReadingOptions, form, path=workspace.inside, leave_out=_NOT_IN_THE_PAGE)
+    except Refused:
+        raise
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+def reading_from_json(facts: Mapping[str, Any]) -> ReadingOptions:
+    """The options that a run or a job has written down."""
+    file = facts.get("persons")
+    return ReadingOptions(**{**facts, "persons": None if file is None else Path(file)})
+
+
+def persons_of(reading: ReadingOptions) -> ReadingOptions:
+    """Only whose image each image is, and which columns hold images and labels."""
+    kept = (*_PERSONS, "image_column", "label_column")
+    return ReadingOptions(**{name: getattr(reading, name) for name in kept})
 
 
 def proposed_fields(inspection: Mapping[str, Any], *, unit: str | None, delta: float | None) -> dict[str, str]:
-    """The fields of the form before anything is chosen: what the inspection proposes, and what the ledger counts."""
-    given = suggested(inspection["next_command"])
-    flags = {"skip_bad": "skip-bad", "leave_out_unlabelled": "missing-labels", "no_labels": "no-labels"}
-    names = ("size", "colour", "classes", "image_column", "label_column", "person_column", "person_pattern")
-    fields = {name: given.get(name.replace("_", "-"), "") for name in names}
-    fields |= {key: "on" for key, option in flags.items() if option in given}
-    fields |= {"person_file": given.get("persons", ""), "delta": "1e-5" if delta is None else str(delta)}
-    persons = any(fields[name] for name in ("person_column", "person_file", "person_pattern"))
-    fields["unit"] = unit or ("person" if persons else "image")
+    """The fields of the form before anything is chosen: what the inspection proposes, and what the ledger counts.
+
+    No box is ticked that leaves out images: whoever wants that must say so.
+    """
+    reading = reading_from_json(inspection["suggested"])
+    fields = {**to_fields(reading), "delta": "1e-5" if delta is None else str(delta)}
+    fields["unit"] = unit or ("person" if reading.names_persons else "image")
     return {**fields, "purpose": PURPOSES[0].key, "epsilon_stop": str(EPSILONS.index(PURPOSES[0].epsilon))}
 
 
@@ -150,26 +143,6 @@ def training_fields(commands: Sequence[Sequence[str]], run: str) -> dict[str, st
             elif key == "--hold-out":
                 fields["hold_out"] = "on"
     return fields
-
-
-def suggested(next_command: str) -> dict[str, str]:
-    """The options that ``sfumato inspect`` proposes, from the command that it prints.
-
-    >>> suggested("sfumato train x --size 28 --classes 10 --skip-bad")
-    {'size': '28', 'classes': '10', 'skip-bad': ''}
-    """
-    words = shlex.split(next_command)
-    found = {}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word.startswith("--"):
-            found[word.removeprefix("--")] = "" if following.startswith("--") else following
-    return found
-
-
-def column_options(form: Form) -> list[str]:
-    """Which columns of a table hold images and labels, where they are not found by themselves."""
-    given = {name: _text(form, name) for name in ("image_column", "label_column")}
-    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
 
 
 def run_name(form: Form, workspace: Workspace) -> str:
@@ -214,21 +187,10 @@ def _one_of(form: Form, key: str, allowed: list[str] | tuple[str, ...]) -> str:
 
 
 def _number(form: Form, key: str, least: int, most: int) -> int:
-    text = form.get(key, "").strip()
-    if not re.fullmatch(r"[0-9]{1,12}", text) or not least <= int(text) <= most:
-        raise Refused(f"{key.replace('_', ' ')} must be a whole number from {least} to {most}")
-    return int(text)
-
-
-def _optional_number(form: Form, key: str, least: int, most: int) -> int | None:
-    return _number(form, key, least, most) if form.get(key, "").strip() else None
-
-
-def _text(form: Form, key: str) -> str | None:
-    text = form.get(key, "").strip()
-    if len(text) > 20_000 or any(ord(letter) < 32 for letter in text):
-        raise Refused(f"{key.replace('_', ' ')} is too long or has control characters")
-    return text or None
+    try:
+        return whole_number(key, form.get(key, "").strip(), least=least, most=most)
+    except ValueError as error:
+        raise Refused(str(error)) from None
 
 
 def _delta(text: str) -> float:

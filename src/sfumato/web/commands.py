@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sfumato.options import AS_IT_IS, ReadingOptions, words
 from sfumato.web.choices import Choices, Form, method_options
 from sfumato.web.workspace import Workspace
 
 if TYPE_CHECKING:  # it would load torch, which the worker of a job does not need
-    from sfumato.experiments.expected_use import PublicFacts
-
-# Options are written as one word, --name=value, so that no value can be taken for an option.
+    from sfumato.planning.expected_use import PublicFacts
 
 SAMPLES = 1000
 HOLD_OUT = 0.1
@@ -24,32 +24,32 @@ def line(arguments: Sequence[str]) -> str:
     return shlex.join(["sfumato", *arguments])
 
 
-def inspect(data: Path, columns: Sequence[str] = ()) -> list[str]:
+def inspect(data: Path, reading: ReadingOptions = AS_IT_IS) -> list[str]:
     """What is in a collection."""
-    return ["inspect", str(data), *columns, "--json"]
+    return ["inspect", str(data), *words(reading), "--json"]
 
 
 def plan(facts: PublicFacts) -> list[str]:
     """What every method would cost, and what to expect of it."""
-    words = [f"--epsilon={facts.epsilon:g}", f"--delta={facts.delta:g}", f"--images={facts.images}"]
-    words += [f"--size={facts.size}", f"--channels={facts.channels}", f"--classes={facts.classes}"]
+    given = [f"--epsilon={facts.epsilon:g}", f"--delta={facts.delta:g}", f"--images={facts.images}"]
+    given += [f"--size={facts.size}", f"--channels={facts.channels}", f"--classes={facts.classes}"]
     person = [f"--images-per-person={facts.images_per_person:.3g}"] if facts.images_per_person > 1 else []
-    return ["plan", *words, *person]
+    return ["plan", *given, *person]
 
 
 def create_ledger(ledger: Path, choices: Choices, limit: float) -> list[str]:
     """The collection's ledger with its limit over all trainings."""
-    return ["ledger", str(ledger), "--create", f"--epsilon={limit}", *choices.budget_options()[1:]]
+    return ["ledger", str(ledger), "--create", f"--epsilon={limit}", *words(replace(choices.budget, epsilon=None))]
 
 
 def train(data: Path, run: Path, ledger: Path, choices: Choices, form: Form) -> list[str]:
     """A training."""
-    words = ["train", str(data), *method_options(form), *choices.budget_options(), *choices.reading_options()]
+    chosen = ["train", str(data), *method_options(form), *words(choices.budget), *words(choices.reading)]
     if choices.declared_size is not None:
-        words.append(f"--declared-size={choices.declared_size}")
+        chosen.append(f"--declared-size={choices.declared_size}")
     if "hold_out" in form:
-        words.append(f"--hold-out={HOLD_OUT:g}")
-    return [*words, f"--ledger={ledger}", f"--out={run}"]
+        chosen.append(f"--hold-out={HOLD_OUT:g}")
+    return [*chosen, f"--ledger={ledger}", f"--out={run}"]
 
 
 def output_folder(command: Sequence[str]) -> Path:
@@ -67,10 +67,10 @@ def report(run: Path) -> list[str]:
     return ["report", str(run)]
 
 
-def review(data: Path, run: Path, samples: Path, reading: Sequence[str]) -> list[list[str]]:
+def review(data: Path, run: Path, samples: Path, reading: ReadingOptions) -> list[list[str]]:
     """Samples, their accuracy and memorisation beside the images that were held out, and the pages."""
     internal = run / "internal"
-    real = [f"--real={data}", *reading]
+    real = [f"--real={data}", *words(reading)]
     if (internal / "hold_out.json").exists():
         real.append(f"--held-out={run}")
     results = [f"--json={internal / 'evaluation.json'}", f"--neighbours={internal / 'neighbours.png'}"]

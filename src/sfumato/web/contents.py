@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sfumato.options import ReadingOptions, words
 from sfumato.privacy import Budget, Ledger, LedgerDamaged
 from sfumato.release.card import Card, rounded_up
-from sfumato.report.folder import RunFolder
-from sfumato.web import previews
-from sfumato.web.choices import PERSON_OPTIONS
+from sfumato.report.internal import RunFolder
+from sfumato.web import commands, worker
+from sfumato.web.choices import reading_from_json
 from sfumato.web.jobs import ACTIVE, Job, Jobs
 from sfumato.web.workspace import NotThere, Refused, Workspace, is_name, read_json
 
@@ -131,12 +132,14 @@ def collection(workspace: Workspace, jobs: Jobs, name: str) -> Collection:
     return _collection(workspace, name, _inspections(jobs).get(name))
 
 
-def inspection_with_persons(jobs: Jobs, name: str, persons: Sequence[str]) -> dict[str, Any] | None:
+def inspection_with_persons(jobs: Jobs, name: str, reading: ReadingOptions) -> dict[str, Any] | None:
     """The latest inspection of a collection in which these options said whose image each image is."""
+    options = ("--person-column", "--persons", "--person-pattern")
+    wanted = sorted(word for word in words(reading) if word.startswith(options))
     for job in jobs.all():
         if job.kind != "inspect" or job.collection != name or jobs.state(job.id) != "done":
             continue
-        if sorted(word for word in job.commands[0] if word.startswith(PERSON_OPTIONS)) == sorted(persons):
+        if sorted(word for word in job.commands[0] if word.startswith(options)) == wanted:
             found: dict[str, Any] = jobs.output(job.id)
             return found
     return None
@@ -241,6 +244,18 @@ def job_view(jobs: Jobs, job: Job) -> dict[str, Any]:
         "of": len(job.commands),
         "parts": progress["parts"],
         "epsilon": progress["epsilon"],
-        "preview": previews.shown(folder) if job.kind == "train" else None,
+        "preview": worker.shown(folder) if job.kind == "train" else None,
         "log": jobs.log(job.id),
     }
+
+
+def review_commands(workspace: Workspace, run: RunSummary) -> list[list[str]] | None:
+    """Samples, evaluation and pages; ``None`` where the run's collection is not below the roots, or not any more."""
+    reading = dict(run.facts.get("reading", {}))
+    try:
+        path = workspace.inside(run.facts["data"])
+        if reading.get("persons") is not None:
+            workspace.inside(reading["persons"])
+    except (KeyError, NotThere, Refused):
+        return None
+    return commands.review(path, run.path, run.path / "internal" / "samples", reading_from_json(reading))

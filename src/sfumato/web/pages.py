@@ -1,11 +1,15 @@
-"""The pages that show something. None of them changes anything."""
+"""The pages that show something, and those with a form; a banner on each says whether what it shows may leave."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +17,175 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
+from sfumato.options import ReadingOptions
+from sfumato.release.pages import page_environment, render
+from sfumato.release.plain_numbers import factor_text, level
+from sfumato.report.public import TEMPLATES as REPORT_TEMPLATES
 from sfumato.web import commands, contents
-from sfumato.web.choices import FORMATS, Choices
-from sfumato.web.downloads import exports_of
-from sfumato.web.forms import Forms, address_of_choices
+from sfumato.web.choices import EPSILONS, FORMATS, PURPOSES, Choices, Form, proposed_fields, training_fields
+from sfumato.web.contents import review_commands
 from sfumato.web.jobs import FINAL, Job, Jobs
-from sfumato.web.previews import PICTURE
-from sfumato.web.rendering import INSIDE, MAY_LEAVE, MIXED, STATIC, page, style_sheet
-from sfumato.web.reviews import review_commands
+from sfumato.web.plans import method_rows, plan_facts, plans
 from sfumato.web.security import DOCUMENT_POLICY
-from sfumato.web.workspace import NotThere, Workspace, read_json
+from sfumato.web.transfers import exports_of
+from sfumato.web.worker import PICTURE
+from sfumato.web.workspace import NotThere, Refused, Workspace, read_json
+
+TEMPLATES = Path(__file__).parent / "templates"
+STATIC = Path(__file__).parent / "static"
+_STYLES = ("style.css.jinja", "chart.css.jinja", "rows.css.jinja")
+INSIDE = ("inside", "INSIDE ONLY", "This page shows facts about private data. Nothing on it may leave.")
+MAY_LEAVE = ("leave", "MAY LEAVE", "What is marked so follows from the release alone. The rest stays inside.")
+MIXED = ("inside", "INSIDE ONLY", "Only what is marked “may leave” may leave; the rest of this page may not.")
+
+
+def page(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    """A page for the browser that asked."""
+    csrf = getattr(request.state, "csrf", "")
+    text = render(template, folders=(TEMPLATES, REPORT_TEMPLATES), csrf=csrf, path=request.url.path, **values)
+    return HTMLResponse(text, status)
+
+
+@cache
+def style_sheet() -> str:
+    """The styles of the report pages, of their charts, and of this page."""
+    environment = page_environment(REPORT_TEMPLATES)
+    parts = [environment.get_template(name).render() for name in _STYLES]
+    return "\n".join([*parts, (STATIC / "web.css").read_text(encoding="utf-8")])
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A stop of the ε slider, in plain numbers that are rounded to the side that promises less."""
+
+    epsilon: float
+    factor: str
+    level: str
+    right: int
+
+
+def stops(delta: float = 1e-5) -> list[Stop]:
+    """What each ε of the slider means for one unit, by (ε, δ) alone."""
+    return [Stop(one, factor_text(one), level(one).name, guesses_right(one, delta)) for one in EPSILONS]
+
+
+def stops_json() -> str:
+    """The same for the script."""
+    return json.dumps([[f"{one.epsilon:g}", one.factor, one.level, one.right] for one in stops()])
+
+
+def guesses_right(epsilon: float, delta: float) -> int:
+    """Of a hundred guesses about one unit's presence, at most so many can be right.
+
+    The total variation distance is at most (e^ε − 1 + 2δ)/(e^ε + 1), and a guess is right with (1 + TV)/2.
+
+    >>> guesses_right(1.0, 1e-5), guesses_right(0.1, 1e-5)
+    (74, 53)
+    """
+    grown = math.exp(epsilon)
+    return min(100, math.ceil(100 * (grown + delta) / (grown + 1)))
+
+
+class Forms:
+    """Renders the form for a plan and the form for a training."""
+
+    def __init__(self, workspace: Workspace, jobs: Jobs) -> None:
+        self.workspace, self.jobs = workspace, jobs
+
+    def collection(
+        self, request: Request, name: str, *, fields: Form | None = None, refusal: str | None = None
+    ) -> HTMLResponse:
+        """What is in a collection, and the form for a plan."""
+        found = contents.collection(self.workspace, self.jobs, name)
+        inspection, bound = found.inspection, found.bound
+        if inspection is not None and not fields:
+            unit, delta = (None, None) if bound is None else (bound.unit, bound.delta)
+            fields = proposed_fields(inspection, unit=unit, delta=delta)
+        fields = fields or {}
+        columns = ReadingOptions(image_column=fields.get("image_column"), label_column=fields.get("label_column"))
+        return page(
+            request,
+            "collection.html.jinja",
+            status=200 if refusal is None else 400,
+            banner=INSIDE,
+            collection=found,
+            inspection=inspection,
+            refusal=refusal,
+            fields=fields,
+            command_line=commands.line(commands.inspect(found.path, columns)),
+            purposes=[(one, EPSILONS.index(one.epsilon)) for one in PURPOSES],
+            stops=stops(),
+            stops_json=stops_json(),
+            proposed=_stop(fields.get("epsilon_stop", "")),
+            runs=[run for run in contents.runs(self.workspace, self.jobs) if run.collection == name],
+        )
+
+    def plan(
+        self, request: Request, job: str, *, fields: Form | None = None, refusal: str | None = None
+    ) -> HTMLResponse:
+        """The plan of every method, and the form that starts a training."""
+        found = self.planned(job)
+        collection = contents.collection(self.workspace, self.jobs, str(found.collection))
+        choices = Choices.from_json(found.choices)
+        back = address_of_choices(found)
+        if found.kind == "plan":
+            rows, lines = self.jobs.output(job), found.command_lines
+        else:
+            facts = plan_facts(choices, self.jobs.output(job), back=back)
+            rows, lines = plans(facts), [commands.line(commands.plan(facts))]
+        limit = choices.epsilon if collection.spending is None else collection.spending.limit
+        usual = {"run": f"{collection.name.rpartition('-')[0]}-{found.id[9:15]}", "hold_out": "on"}
+        return page(
+            request,
+            "plan.html.jinja",
+            status=200 if refusal is None else 400,
+            banner=INSIDE,
+            job=found,
+            back=back,
+            refusal=refusal,
+            choices=choices,
+            collection=collection,
+            methods=method_rows(rows),
+            fields={"limit": f"{max(limit or 0, choices.epsilon):g}", **(fields or usual)},
+            command_lines=lines,
+        )
+
+    def planned(self, job: str) -> Job:
+        """The job that a plan was made with: a plan, or an inspection that has counted the persons for one."""
+        found = self.jobs.find(job)
+        if found.kind not in ("plan", "inspect") or not found.choices or found.collection is None:
+            raise NotThere("there is no such plan")
+        if self.jobs.state(job) != "done":
+            raise Refused("this job has not finished")
+        return found
+
+    def plan_of(self, training: Job) -> str | None:
+        """The address of the plan from which a training was started, with the choices of that training."""
+        for job in self.jobs.all():
+            same = job.collection == training.collection and job.choices == training.choices
+            if same and job.id < training.id and job.kind in ("plan", "inspect") and self.jobs.state(job.id) == "done":
+                return f"/plans/{job.id}?training={training.id}"
+        return None
+
+    def fields_of(self, training: str) -> dict[str, str]:
+        """The fields of the form from which a training was started, with another name if its run has begun."""
+        found = self.jobs.find(training)
+        run = found.run or "run"
+        names = itertools.chain([run], (f"{run}-{number}" for number in itertools.count(2)))
+        free = next(name for name in names if not (self.workspace.folder / "runs" / name).exists())
+        return training_fields(found.commands, free)
+
+
+def address_of_choices(job: Job) -> str | None:
+    """The address of the form for a plan with the choices of a job."""
+    return f"/collections/{job.collection}?choices={job.id}" if job.choices and job.collection else None
+
+
+def _stop(text: str) -> int:
+    """A stop of the slider; the first purpose's where the field has none."""
+    usual = EPSILONS.index(PURPOSES[0].epsilon)
+    return int(text) if text.isascii() and text.isdigit() and int(text) < len(EPSILONS) else usual
+
 
 _SECOND = 1.0
 _LISTED = 1000

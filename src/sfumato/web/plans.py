@@ -1,15 +1,20 @@
-"""The plan of every method: what a training would cost and what to expect, for a collection and what was chosen."""
+"""The plan of every method for what was chosen, and whether a training fits the ledger of its collection."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from sfumato.experiments.expected_use import PublicFacts
-from sfumato.experiments.planning import plan_all
-from sfumato.web.choices import Choices
+from sfumato.methods import find
+from sfumato.planning.expected_use import PublicFacts
+from sfumato.planning.plan import plan_all
+from sfumato.privacy import Budget, BudgetExceeded
+from sfumato.training.run import Run
+from sfumato.web.choices import Choices, Form, limit_option, method_options
+from sfumato.web.contents import Collection
 from sfumato.web.workspace import Refused
 
 _USUAL_SIZE = 28
@@ -33,25 +38,26 @@ def plan_facts(choices: Choices, inspection: Mapping[str, Any], *, back: str | N
         raise Refused("no image can be read as it was chosen; the collection's page has the reasons", back=back)
     sizes = [max(one["height"], one["width"]) for one in inspection["sizes"][:1]]
     images = inspection["images"]
+    colour = choices.reading.colour
     persons = inspection["persons"] if choices.unit == "person" else 0
     return PublicFacts(
         images=choices.declared_size or images,
-        size=choices.size or (sizes[0] if sizes else _USUAL_SIZE),
+        size=choices.reading.size or (sizes[0] if sizes else _USUAL_SIZE),
         classes=class_count(choices, inspection),
         epsilon=choices.epsilon,
         delta=choices.delta,
-        channels=3 if choices.colour == "rgb" or (not choices.colour and "colour" in inspection["colours"]) else 1,
+        channels=3 if colour == "rgb" or (not colour and "colour" in inspection["colours"]) else 1,
         images_per_person=max(1.0, images / persons) if persons else 1.0,
     )
 
 
 def class_count(choices: Choices, inspection: Mapping[str, Any]) -> int:
     """The number of classes that were declared, or that were found."""
-    if choices.no_labels:
+    if choices.reading.no_labels:
         return 1
-    if choices.classes is None:
+    if choices.reading.classes is None:
         return max(1, len(inspection["declared_classes"] or inspection["labels"]))
-    return int(choices.classes) if choices.classes.isdigit() else choices.classes.count(",") + 1
+    return int(choices.reading.classes) if choices.reading.classes.isdigit() else choices.reading.classes.count(",") + 1
 
 
 def plans(facts: PublicFacts) -> list[dict[str, Any]]:
@@ -84,3 +90,43 @@ def _duration(seconds: float | None) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def check_choices(collection: Collection, choices: Choices) -> None:
+    """Refuse another unit or δ than the collection's ledger counts with."""
+    if collection.problem is not None:
+        raise Refused(collection.problem)
+    bound = collection.bound
+    if bound is not None and bound.limit is None:
+        raise Refused("the ledger of this collection was made without a guarantee; the page trains with one only")
+    if bound is not None and (bound.unit, bound.delta) != (choices.unit, choices.delta):
+        raise Refused(
+            f"the ledger of this collection counts per {bound.unit} at δ {bound.delta:g}, and what was chosen is per "
+            f"{choices.unit} at δ {choices.delta:g}; one ledger has one unit and one δ, so choose those of the ledger"
+        )
+
+
+def check_training(collection: Collection, run: Path, ledger: Path, choices: Choices, form: Form) -> None:
+    """Refuse a method that cannot be planned with these settings, and a plan that the ledger cannot pay."""
+    method, *settings = (word.partition("=")[2] for word in method_options(form))
+    values = {key: value for key, _, value in (setting.partition("=") for setting in settings)}
+    budget = Budget(epsilon=choices.epsilon, delta=choices.delta, unit=choices.unit)  # type: ignore[arg-type]
+    try:
+        plan = find(method).configured({"variant": "certified", **values}).plan(budget)
+        if collection.bound is not None:
+            Run(run, ledger=ledger).check(resume=False, plan=plan)
+    except (ValueError, LookupError, BudgetExceeded) as error:
+        raise Refused(str(error)) from None
+
+
+def new_limit(collection: Collection, choices: Choices, form: Form) -> float | None:
+    """The limit of a new ledger; ``None`` where the collection's ledger has its own."""
+    if collection.bound is not None:
+        return None
+    limit = limit_option(form)
+    if limit is not None and limit < choices.epsilon:
+        raise Refused(
+            f"the limit of the collection is {limit:g}, less than the ε {choices.epsilon:g} of this training; "
+            "choose a larger limit, or go back and choose a smaller ε"
+        )
+    return limit or choices.epsilon

@@ -15,12 +15,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from sfumato.web.actions import action_routes
-from sfumato.web.downloads import download_routes
 from sfumato.web.jobs import Jobs
-from sfumato.web.pages import page_routes
-from sfumato.web.rendering import INSIDE, page
+from sfumato.web.pages import INSIDE, page, page_routes
 from sfumato.web.security import Access, Guard
-from sfumato.web.upload import Limits
+from sfumato.web.transfers import Limits, download_routes
 from sfumato.web.workspace import NotThere, Refused, Workspace
 
 HOST = "127.0.0.1"

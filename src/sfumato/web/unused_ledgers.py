@@ -7,14 +7,14 @@ import json
 import os
 from pathlib import Path
 
-_UNBINDING = frozenset({"ledger", "run", "seeded", "own code"})
+_UNBINDING = frozenset({"ledger", "key", "run", "seeded", "own code"})
 
 
 def remove_if_unused(ledger: Path) -> bool:
     """Remove a ledger that holds no charge and that nobody writes; returns whether there is no ledger now."""
     if not ledger.exists():
         return True
-    lock = os.open(ledger.with_name(ledger.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+    lock = os.open(ledger, os.O_RDWR)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         kinds = {json.loads(line)["kind"] for line in ledger.read_bytes().splitlines()}

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from sfumato.audit.broken_methods import (
     kept_batches,
     kept_indirectly,
+    leaking_values,
     mixed_rows,
     private_choices,
     python_numbers,
     side_outputs,
     sizes_and_noise,
+    unprobed_steps,
 )
 from sfumato.audit.broken_methods.batch_mixing import MixedLoss, Normalised, StateAcrossRecords
 from sfumato.audit.broken_methods.controls import ControlMethod, GroupControlMethod, MeanImages
@@ -90,6 +92,8 @@ _PAIRS: tuple[tuple[type[ControlMethod], type[ControlMethod]], ...] = (
     *side_outputs.MISTAKES,
     *private_choices.MISTAKES,
     *sizes_and_noise.MISTAKES,
+    *unprobed_steps.MISTAKES,
+    *leaking_values.MISTAKES,
 )
 MISTAKES = tuple(Mistake((direct.__doc__ or "").strip(), direct, helper) for direct, helper in _PAIRS)
 CONTROL_METHODS: tuple[type[ControlMethod], ...] = (ControlMethod, GroupControlMethod, *CONTROLS)

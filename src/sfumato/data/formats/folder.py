@@ -1,24 +1,139 @@
-"""An image folder: each class is a sub-folder, and the names of the folders are the public label set."""
+"""Image folders, where each class is a sub-folder, and CSV files that list images; only regular files are opened."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import heapq
 import json
 import os
+import stat
 import tempfile
 import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
-from sfumato.data.errors import BadInput
-from sfumato.data.formats.dicom import PATIENT, is_dicom, patient
-from sfumato.data.formats.files import is_ignored, load_image, real_path
-from sfumato.data.listing import Entry, ListedSource
-from sfumato.data.source import Record, Selection
+import numpy as np
+
+from sfumato.data.decode import ImageTransform
+from sfumato.data.errors import BadInput, from_system, parsing
+from sfumato.data.formats.dicom import PATIENT, decode_dicom, has_burned_in_text, is_dicom, patient
+from sfumato.data.source import Entry, ListedSource, Record, Selection, files_fingerprint
+
+# Files that desktops create in every folder they show; hidden files are left out anyway.
+_DESKTOP_FILES = frozenset({"Thumbs.db", "desktop.ini"})
+
+
+def is_ignored(name: str) -> bool:
+    """Whether a file or folder of this name is no part of a collection: it is hidden, or a desktop made it."""
+    return name.startswith(".") or name in _DESKTOP_FILES
+
+
+def real_path(root: str, path: str) -> str:
+    """The real path of ``path``; a link that leads out of ``root`` is refused."""
+    real, real_root = os.path.realpath(path), os.path.realpath(root)
+    if real != real_root and not real.startswith(real_root.rstrip(os.sep) + os.sep):
+        raise BadInput(
+            "a path or link leads out of the folder",
+            advice="Copy what it points to into the folder, or remove it (skip_bad=True, --skip-bad, leaves it out).",
+            detail=os.path.relpath(path, root),
+        )
+    return real
+
+
+def load_image(root: str, relative: str, transform: ImageTransform) -> np.ndarray:
+    """Decode the image file ``relative`` inside ``root``."""
+    try:
+        real = real_path(root, os.path.join(root, relative))
+        # Not blocking: a named pipe would wait for a writer for ever.
+        handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise BadInput(
+                "something in a class folder is not a file",
+                advice="Class folders hold images only, no further folders; or use skip_bad=True (--skip-bad).",
+                detail=relative,
+            )
+        with open(handle, "rb") as file:
+            return decode_image(file, relative, transform)
+    except OSError as error:
+        raise from_system(error) from error
+
+
+def decode_image(file: BinaryIO, name: str, transform: ImageTransform) -> np.ndarray:
+    """Decode an image file that is open."""
+    if is_dicom(file):
+        return transform.fit(decode_dicom(file, name=name), name=name)
+    return transform.decode(file, name=name)
+
+
+def burned_in_text(root: Path, relative: str) -> bool:
+    """Whether ``relative`` is a DICOM file that declares text burned into its pixels."""
+    with open(real_path(str(root), os.path.join(root, relative)), "rb") as file:
+        return is_dicom(file) and has_burned_in_text(file)
+
+
+_IMAGE_COLUMNS = ("file", "path", "image", "filename")
+_MALFORMED = "the list of files is not a CSV file"
+_ADVICE = "Save it as UTF-8 text with commas and column names in the first line."
+
+
+class FileList(ListedSource):
+    """Paths are relative to the folder of the list and stay inside it."""
+
+    def __init__(self, path: Path, selection: Selection) -> None:
+        self._path, self.root = path, path.parent
+        names = self._names()
+        usual = next((name for name in _IMAGE_COLUMNS if name in names), None)
+        self._image = _column(selection.image_column or usual, names, "image-column")
+        self._label = _column(selection.label_column or "label", names, "label-column") if selection.labelled else None
+        person = selection.person_column
+        self._person = None if person is None else _column(person, names, "person-column")
+
+    def _names(self) -> list[str]:
+        with parsing(_MALFORMED, advice=_ADVICE), self._path.open(newline="", encoding="utf-8-sig") as file:
+            return list(csv.DictReader(file).fieldnames or [])
+
+    def fingerprint(self) -> str:
+        """Of the list and of every file in it."""
+        files = (self.root / name for name, _, _ in self.entries())
+        return files_fingerprint(chain([self._path], (file for file in files if file.is_file())))
+
+    def count(self) -> int | None:
+        with parsing(_MALFORMED, advice=_ADVICE), self._path.open(newline="", encoding="utf-8-sig") as file:
+            return sum(1 for _ in csv.DictReader(file))
+
+    def entries(self, scratch: Path | None = None) -> Iterator[Entry]:
+        """Path, label and person of every image, in the order of the list."""
+        with parsing(_MALFORMED, advice=_ADVICE), self._path.open(newline="", encoding="utf-8-sig") as file:
+            for row in csv.DictReader(file):
+                name = os.path.normpath((row[self._image] or "").strip())
+                label = None if self._label is None else _label(row[self._label])
+                yield name, label, None if self._person is None else (row[self._person] or "").strip() or None
+
+    def records_of(self, entries: Iterable[Entry]) -> Iterator[Record]:
+        root = str(self.root)
+        for name, label, person in entries:
+            yield Record(load=partial(load_image, root, name), label=label, person=person, name=name, file=name)
+
+
+def _column(name: str | None, names: list[str], option: str) -> str:
+    if name is None or names.count(name) != 1:
+        raise BadInput(
+            f"the list of files has no single column {name!r}" if name else "the list of files has no column of paths",
+            advice=f"Name the column with --{option}. Columns: {', '.join(names[:20]) or 'none'}.",
+        )
+    return name
+
+
+def _label(text: str | None) -> int | str | None:
+    text = (text or "").strip()
+    return int(text) if text.isdecimal() else text or None
+
 
 Part = TypeVar("Part")
 

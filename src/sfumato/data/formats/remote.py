@@ -16,12 +16,18 @@ import numpy as np
 from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput
 from sfumato.data.formats.dicom import PATIENT, is_dicom, patient
-from sfumato.data.formats.files import decode_image, is_ignored
-from sfumato.data.formats.folder import SPLITS, check_layout, check_name, chosen_split, declared_classes
-from sfumato.data.formats.parquet import by_split, chosen_shards, parquet_table
-from sfumato.data.listing import Entry, ListedSource
+from sfumato.data.formats.folder import (
+    SPLITS,
+    check_layout,
+    check_name,
+    chosen_split,
+    declared_classes,
+    decode_image,
+    is_ignored,
+)
+from sfumato.data.formats.tables import by_split, chosen_shards, parquet_table
 from sfumato.data.remote import Place, RemoteFile
-from sfumato.data.source import Record, Selection, Source, files_fingerprint
+from sfumato.data.source import Entry, ListedSource, Record, Selection, Source, files_fingerprint
 
 # Files that are fetched at the same time, and the most bytes of them: an image may be large.
 _AT_ONCE, _BYTES_AT_ONCE = 64, 64 << 20

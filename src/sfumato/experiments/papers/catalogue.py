@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from sfumato.experiments.datasets import Dataset, DatasetLocator, datasets
-from sfumato.experiments.papers.costs import costs, training_seconds
-from sfumato.experiments.papers.entries import Case, Entry, Paper, Setting, papers
-from sfumato.experiments.papers.scale import SCALES, Scale
+from sfumato.experiments.papers.entries import SCALES, Case, Entry, Paper, Scale, Setting, papers
 from sfumato.methods import METHODS, Method
+from sfumato.planning.costs import costs, training_seconds
 
 
 @dataclass(frozen=True)

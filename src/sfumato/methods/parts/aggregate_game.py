@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from sfumato.methods.parts.feature_aggregate import FeatureAggregate, mean_distance
 from sfumato.networks.dcgan import Back, Front, Generator
+from sfumato.networks.pixels import one_hot
 from sfumato.privacy import Draws, NoisyGradient, Step
 from sfumato.privacy.gradients import Batch, clipped_sum
-from sfumato.training.divergence_guard import DivergenceGuard
-from sfumato.training.schedules import set_learning_rate, warmup_cosine_decay
+from sfumato.training.optimisation import DivergenceGuard, set_learning_rate, warmup_cosine_decay
 
 if TYPE_CHECKING:
     from sfumato.methods.dpaf import DPAF
@@ -43,6 +43,7 @@ class AggregateGame:
         trained = [p for p in front.parameters() if p.requires_grad]
         self.front_optimizer = torch.optim.Adam(trained, lr=learning_rate, betas=_BETAS) if trained else None
         self.pending: NoisyGradient | None = None
+        self.deviation = torch.zeros(self.classes, 1, device=aggregate.total.device)
         self.target = aggregate.means
 
     @property
@@ -64,11 +65,16 @@ class AggregateGame:
         if not method.adversarial_weight and self.front_optimizer is None:
             return
         expected = method.sampling_rate * self.aggregate.sizes[:, None]
+        self.deviation = noise_multiplier / expected
+        progress = step.index / max(1, method.steps)
+        for optimizer in (self.back_optimizer, self.front_optimizer):
+            if optimizer is not None:
+                set_learning_rate(optimizer, warmup_cosine_decay(progress) * method.discriminator_learning_rate)
         with torch.no_grad():
             fakes = self.generator(self.labels)
             vectors = self.front(fakes, self.labels).view(self.classes, -1, self.front.length)
-        # The fake aggregate gets noise of the same distribution, so that only the features can tell the two apart.
-        fake = vectors.mean(1) + noise_multiplier / expected * torch.randn_like(answer)
+        # The number of records in a Poisson batch varies, and with it the length of the real aggregate.
+        fake = self._with_noise(vectors.mean(1) * torch.poisson(expected) / expected)
         real = answer / expected
         real_gradient, fake_gradient = torch.zeros_like(real), torch.zeros_like(real)
         if method.adversarial_weight:
@@ -82,13 +88,19 @@ class AggregateGame:
         norm = torch.sqrt(real_gradient.square().sum() + fake_gradient.square().sum()).clamp(min=1e-30)
         self._train_front(step, real_gradient / norm, fake_gradient / norm, fakes)
 
+    def _with_noise(self, means: Tensor) -> Tensor:
+        """Fake aggregates with noise of the real ones' distribution, so that only the features tell the two apart."""
+        return means + self.deviation * torch.randn_like(means)
+
+    def _logits(self, means: Tensor) -> Tensor:
+        """What ``back`` says of one aggregate for each class."""
+        logits: Tensor = self.back(self.front.last_maps(means), torch.eye(self.classes, device=means.device))
+        return logits
+
     def _train_back(self, real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:
         """One step of ``back``; the gradients of its loss with respect to the two aggregates."""
         real, fake = real.requires_grad_(True), fake.requires_grad_(True)
-        each = self.labels.view(self.classes, -1)[:, 0]
-        real_logits = self.back(self.front.last_maps(real), each)
-        fake_logits = self.back(self.front.last_maps(fake), each)
-        loss = F.softplus(-real_logits).mean() + F.softplus(fake_logits).mean()
+        loss = F.softplus(-self._logits(real)).mean() + F.softplus(self._logits(fake)).mean()
         weights = list(self.back.parameters())
         gradients = torch.autograd.grad(self.method.adversarial_weight * loss, [real, fake, *weights])
         _apply(self.back_optimizer, weights, gradients[2:])
@@ -117,18 +129,24 @@ class AggregateGame:
             self.pending = None
 
     def train_generator(self, number: int, guard: DivergenceGuard | None = None) -> None:
-        """One step of the generator: single fakes against ``back``, and their means against the aggregate."""
+        """One step of the generator: its fakes against ``back``, and their means against the aggregate.
+
+        ``back`` is trained on means, so it knows means of fakes; about single fakes it says nothing useful.
+        """
         method = self.method
         progress = number / max(1, method.steps // method.discriminator_steps + method.iterations)
         factor = warmup_cosine_decay(progress) * method.learning_rate
         set_learning_rate(self.generator_optimizer, factor * (guard.learning_rate_factor if guard else 1.0))
         vectors = self.front(self.generator(self.labels), self.labels)
         loss = vectors.new_zeros(())
+        grouped = vectors.view(self.classes, -1, self.front.length)
         if method.matching_weight:
-            grouped = vectors.view(self.classes, -1, self.front.length)
             loss = method.matching_weight * mean_distance(grouped, self.target)
         if method.adversarial_weight:
-            logits = self.back(self.front.last_maps(vectors), self.labels)
+            if method.generator_loss == "mean":
+                logits = self._logits(self._with_noise(grouped.mean(1)))
+            else:
+                logits = self.back(self.front.last_maps(vectors), one_hot(self.labels, self.classes, vectors))
             loss = loss + method.adversarial_weight * F.softplus(-logits).mean()
         if guard is not None and guard.rolled_back(loss):
             return

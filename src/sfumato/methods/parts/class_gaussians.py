@@ -1,4 +1,4 @@
-"""Noisy class means, counts and covariances, by two noisy sums over all units."""
+"""Noisy class counts, means and covariances, by two noisy sums over all units; counts as divisors of noisy sums."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ import math
 import torch
 from torch import Tensor
 
-from sfumato.methods.parts.class_counts import divisors
 from sfumato.networks.gaussians import ClassGaussians
 from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
+
+
+def smallest_count(total: float, classes: int, *, least: float = 1.0) -> float:
+    """The count below which a noisy class count is not told apart from noise: a hundredth of an even share."""
+    return max(least, total / (100 * classes))
+
+
+def divisors(counts: Counts) -> Tensor:
+    """Noisy class counts, ``[classes]``, bounded from below so that a small count does not amplify the noise."""
+    return counts.values.clamp(min=smallest_count(counts.total, len(counts.values)))
+
 
 _MEANS = "class means"
 _COVARIANCES = "class covariances"

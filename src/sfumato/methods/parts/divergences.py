@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sfumato.networks.dense import Posterior
 from sfumato.networks.priors import Prior, log_normal
+from sfumato.networks.vae import Posterior
 
 CAUCHY_SCALES = (0.2, 0.4, 1.0, 2.0, 4.0, 10.0)
 

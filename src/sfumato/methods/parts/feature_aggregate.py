@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods.parts.class_counts import divisors
+from sfumato.methods.parts.class_gaussians import divisors
 from sfumato.privacy import Counts
 
 

@@ -13,10 +13,10 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from sfumato.networks.features import LabelFilter
 from sfumato.networks.pixels import valid_pixels
-from sfumato.networks.wavelets import LabelFilter
 from sfumato.privacy import Block, Curator, Draws, SubsampledGaussian
-from sfumato.training.ema import ema_update
+from sfumato.training.optimisation import ema_update
 
 EVENT = "label filter"
 _BLOCK = "gradient"

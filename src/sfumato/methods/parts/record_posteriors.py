@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
-from sfumato.methods.parts.class_counts import smallest_count
+from sfumato.methods.parts.class_gaussians import smallest_count
 from sfumato.networks.pixels import Shape, one_hot
-from sfumato.networks.variational import bernoulli_nll, clamp_log_std, kl_to_normal, reparametrise
+from sfumato.networks.vae import bernoulli_nll, clamp_log_std, kl_to_normal, reparametrise
 from sfumato.privacy.gradients import PerClass
-from sfumato.training.functional_adam import minimise
+from sfumato.training.optimisation import minimise
 
 Decode = Callable[[Tensor], Tensor]
 """Latent codes of a batch's rows to logits of their pixels."""

@@ -11,10 +11,10 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from sfumato.networks.scattering import ScatteringClassifier
+from sfumato.networks.features import ScatteringClassifier
 from sfumato.privacy import Block, Curator, Draws, SubsampledGaussian
 from sfumato.privacy.gradients import Performance
-from sfumato.training.ema import ema_update
+from sfumato.training.optimisation import ema_update
 
 _EVENT = "teacher"
 _BLOCK = "gradient"

@@ -19,7 +19,7 @@ from sfumato.methods.parts.label_filter import rejection_sample
 from sfumato.networks.edm import Denoiser
 from sfumato.networks.unet import use_channels_last
 from sfumato.privacy import Curator
-from sfumato.training.schedules import cosine_decay
+from sfumato.training.optimisation import cosine_decay
 
 LATENT_METHODS = ("dp2-vae", "dp-lflow")
 Draw = Callable[[Tensor], Tensor]

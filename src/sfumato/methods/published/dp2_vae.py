@@ -19,11 +19,11 @@ from sfumato.methods.base import Method
 from sfumato.methods.parts.record_posteriors import LatentGenerator
 from sfumato.methods.published.raw_records import RawRecords
 from sfumato.networks.pixels import Shape
-from sfumato.networks.variational import ConvolutionalVAE, Decoder, Encoder, channels_of
+from sfumato.networks.vae import ConvolutionalVAE, Decoder, Encoder, channels_of
 from sfumato.privacy import Block, Budget, Counts, Curator, Plan, SubsampledGaussian
 from sfumato.privacy.gradients import Batch, clipped_sum
 from sfumato.privacy.randomness import Draws
-from sfumato.training.functional_adam import adam_update
+from sfumato.training.optimisation import adam_update
 
 Weights = dict[str, Tensor]
 

@@ -16,8 +16,7 @@ from sfumato.methods.published.raw_records import RawRecords
 from sfumato.networks.pixels import Shape, per_row
 from sfumato.networks.refinenet import RefineNet
 from sfumato.privacy import Counts, Curator, SubsampledGaussian
-from sfumato.training.ema import ema_update
-from sfumato.training.schedules import set_learning_rate, warmup_cosine_decay
+from sfumato.training.optimisation import ema_update, set_learning_rate, warmup_cosine_decay
 
 _GRADIENT_NORM = 1.0
 

@@ -1,0 +1,159 @@
+"""``sfumato sample``, ``preview`` and ``report``: images and pages of a release, and images of a training under way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sfumato.cli.console import ProgressBar, console, errors, print_json, say, use_quiet
+from sfumato.cli.options import AllowCustom, Json, ReleasePath, device_named
+from sfumato.files import new_file, private_folder, write_file
+from sfumato.options import label_set
+
+
+def sample(
+    context: typer.Context,
+    release: ReleasePath,
+    *,
+    count: Annotated[int, typer.Option(min=1, help="How many images.")] = 1000,
+    out: Annotated[Path, typer.Option(help="A new folder for them.")],
+    format: Annotated[str, typer.Option(help="folder, npz or parquet.")] = "folder",
+    labels: Annotated[str | None, typer.Option(help="Only these classes: names separated by commas.")] = None,
+    proportions: Annotated[bool, typer.Option("--proportions", help="Classes by their noisy counts.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Repeatable samples; costs nothing.")] = None,
+    allow_no_guarantee: Annotated[
+        bool, typer.Option("--allow-no-guarantee", help="Export images of a release that has no guarantee.")
+    ] = False,
+    allow_custom: AllowCustom = False,
+) -> None:
+    """Draw labelled images from a release. Costs no privacy: no private data is read.
+
+    Under torchrun every process draws its part and writes a parquet file of its own.
+    """
+    import numpy as np
+
+    from sfumato.methods.registry import load
+    from sfumato.release.export import export
+    from sfumato.release.shards import export_shards
+    from sfumato.training.distributed import process_group
+    from sfumato.training.run import release_folder
+
+    world, device = context.with_resource(process_group(device_named("auto")))
+    use_quiet(not world.first)
+    found = load(release_folder(release), allow_custom=allow_custom)
+    wanted = None
+    if labels is not None:
+        given = label_set(labels)
+        names = (labels,) if isinstance(given, int) or given is None else given
+        unknown = [name for name in names if name not in found.classes]
+        if unknown:
+            raise ValueError(f"--labels: no class {unknown[0]!r}; the release has {', '.join(found.classes)}")
+        wanted = np.array([found.classes.index(name) for name in names])[np.arange(count) % len(names)]
+    if world.size > 1:
+        if format != "parquet":
+            raise ValueError("several processes write parquet files: add --format parquet")
+        with ProgressBar() as bar:
+            written = export_shards(
+                found,
+                count,
+                out,
+                world,
+                labels=wanted,
+                proportions=proportions,
+                seed=seed,
+                device=device,
+                allow_no_guarantee=allow_no_guarantee,
+                progress=bar.report,
+            )
+        if not world.first:
+            return
+    else:
+        drawn = found.sample(count, labels=wanted, proportions=proportions, seed=seed)
+        written = export(drawn, out, format=format, allow_no_guarantee=allow_no_guarantee)  # type: ignore[arg-type]
+    say(found.card.sentence)
+    say(f"Written: {count} images to {written}")
+
+
+def preview_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a training that is under way or was stopped.")],
+    *,
+    out: Annotated[Path | None, typer.Option(help="The picture [default: internal/preview.png of the run].")] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw images from the last checkpoint of a training. Costs no privacy; they may not leave before the release."""
+    from sfumato.methods.preview import NoPreview, preview
+    from sfumato.methods.registry import METHODS, find
+    from sfumato.release.pages import grid
+    from sfumato.training.run import Run
+
+    folder = Run(run)
+    if not (folder.internal / "run.json").is_file():
+        raise FileNotFoundError(f"{run} holds no training")
+    facts = folder.facts()
+    try:
+        if facts["method"] not in METHODS:
+            raise NoPreview("previews are drawn for the methods of this package; importing a class would run its code")
+        found = preview(find(facts["method"]).configured(facts["parameters"]), folder.checkpoint)
+    except NoPreview as reason:
+        if not as_json:
+            raise
+        print_json({"picture": None, "note": f"{str(reason)[0].upper()}{str(reason)[1:]}."})
+        return
+    path = out or folder.internal / "preview.png"
+    scale = max(1, 56 // found.images.shape[-1])
+    with new_file(path, private=True) as temporary:
+        grid(found.images, columns=found.columns, scale=scale).save(temporary, format="PNG", optimize=True)
+    if as_json:
+        shown = {"picture": str(path), "classes": found.classes, "columns": found.columns}
+        print_json({**shown, "part": found.part, "done": found.done, "total": found.total})
+        return
+    say(
+        f"After {found.done} of {found.total} steps of {found.part!r}; a row for each class: {', '.join(found.classes)}"
+    )
+    say(f"Written: {path}. It may not leave: only the release has a card.")
+
+
+# Torch is imported where it is used: ``sfumato --help`` should not wait for it.
+
+
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, as 'train' or 'compare' write them.")],
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for internal.html [default: internal/ of the first run].")
+    ] = None,
+    scan_only: Annotated[
+        bool, typer.Option("--scan", help="Write nothing: check the release and the public.html that are there.")
+    ] = False,
+    allow_custom: AllowCustom = False,
+) -> None:
+    """Write public.html, which may leave, into each run's folder, and one internal.html, which may not."""
+    from sfumato.methods.registry import load
+    from sfumato.report.internal import RunFolder, internal_page
+    from sfumato.report.public import public_page
+    from sfumato.report.scan import scan
+
+    folders = [RunFolder(path) for path in runs]
+    findings = []
+    for run in folders:
+        run.card()
+        page = None if scan_only else public_page(load(run.release, allow_custom=allow_custom))
+        found = scan(run.path, page=page, allow_custom=allow_custom)
+        findings += found
+        for finding in found:
+            errors.print(f"{run.path}: {finding}", style="red", markup=False, highlight=False, soft_wrap=True)
+        if page is not None and not found:
+            where = run.path if run.release != run.path else out or run.path.parent
+            written = write_file(where / "public.html", page, private=False)
+            console.print(f"Written: {written}, may leave", soft_wrap=True)
+        elif scan_only and not found:
+            console.print(f"{run.path}: nothing found that may not leave", soft_wrap=True)
+    if not scan_only:
+        folder = private_folder(out or folders[0].internal)
+        written = write_file(folder / "internal.html", internal_page(folders), private=True)
+        console.print(f"Written: {written}, NOT PRIVATE", soft_wrap=True)
+    if findings:
+        errors.print("The release scan found what may not leave; public.html was not written.", style="red")
+        raise typer.Exit(1)

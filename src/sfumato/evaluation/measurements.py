@@ -1,0 +1,439 @@
+"""The measurements of one evaluation: accuracies and distances of each row, the synthetic images and the baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sfumato.evaluation.classifiers import (
+    Accuracy,
+    ClassifierSpec,
+    Progress,
+    TrainedClassifier,
+    TrainingJob,
+    score,
+    train_classifiers,
+)
+from sfumato.evaluation.features import FeatureNetwork, InceptionHead, inception_score
+from sfumato.evaluation.fidelity import (
+    FeatureStatistics,
+    Manifold,
+    cached_statistics,
+    content_key,
+    frechet_distance,
+    kernel_distance,
+    manifold,
+)
+from sfumato.evaluation.image_sets import LabelledImages, uniform_noise
+from sfumato.evaluation.protocols import Protocol
+from sfumato.evaluation.results import (
+    HALVES,
+    NOISE,
+    REAL,
+    SYNTHETIC,
+    ClassAccuracy,
+    FeatureIdentity,
+    ImageSet,
+    Measurement,
+    class_accuracies,
+    mean_and_std,
+    metric_named,
+)
+from sfumato.release.card import Guarantee
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """Makes the measurements of an evaluation: protocol, data, classes and guarantee are repeated with each."""
+
+    protocol: str
+    data: str
+    classes: tuple[str, ...]
+    guarantee: Guarantee | None
+
+    def measurement(
+        self,
+        metric: str,
+        values: Sequence[float],
+        *,
+        row: str,
+        candidate: ImageSet,
+        reference: ImageSet,
+        seeds: Sequence[int],
+        std_over: str,
+        std: float | None = None,
+        classifier: str | None = None,
+        features: FeatureIdentity | None = None,
+        settings: Mapping[str, Any] | None = None,
+        per_class: tuple[ClassAccuracy, ...] | None = None,
+    ) -> Measurement:
+        """Mean and standard deviation of ``values``; ``std`` replaces the deviation where the metric has its own."""
+        mean, deviation = mean_and_std(values)
+        present = [one for one in per_class or () if one.mean is not None]
+        return Measurement(
+            row=row,
+            metric=metric_named(metric).name,
+            classifier=classifier,
+            mean=mean,
+            std=deviation if std is None else std,
+            std_over=std_over,
+            values=tuple(values),
+            per_class=per_class,
+            worst_class=min(present, key=lambda one: one.mean or 0.0) if present else None,
+            protocol=self.protocol,
+            data=self.data,
+            candidate=candidate,
+            reference=reference,
+            features=features,
+            seeds=tuple(seeds),
+            settings=dict(settings or {}),
+            guarantee=self.guarantee,
+        )
+
+
+@dataclass(frozen=True)
+class Part:
+    """Images and what a result says about them; several sets are independent trainings of one generator."""
+
+    sets: tuple[LabelledImages, ...]
+    described: ImageSet
+
+    @classmethod
+    def of(cls, data: str, split: str | None, *sets: LabelledImages) -> Part:
+        """Equally large sets under one description."""
+        return cls(sets, ImageSet(data, split, len(sets[0])))
+
+    @property
+    def only(self) -> LabelledImages:
+        """The one set of a part that has no repetitions."""
+        (one,) = self.sets
+        return one
+
+
+@dataclass(frozen=True)
+class Row:
+    """The image sets of one row.
+
+    A classifier is trained on ``train`` and tested on ``test``; the features of ``compared`` are compared with those of
+    ``reference``.
+    """
+
+    name: str
+    train: Part
+    test: Part
+    compared: Part
+    reference: Part
+
+
+def evaluation_rows(
+    protocol: Protocol,
+    sets: tuple[LabelledImages, ...],
+    train: LabelledImages,
+    test: LabelledImages,
+    *,
+    classes: int,
+    feature_images: int | None,
+) -> list[Row]:
+    """The synthetic row first; baselines use as many real or noise images as there are synthetic ones."""
+    size = len(sets[0])
+    other = "train" if protocol.reference == "test" else "test"
+    splits = {"train": train.first(feature_images), "test": test.first(feature_images)}
+    tested = Part.of("real", "test", test)
+    reference = Part.of("real", protocol.reference, splits[protocol.reference])
+    limit = min(found) if (found := [n for n in (feature_images, protocol.feature_images) if n is not None]) else None
+    noise = uniform_noise(size, classes, train.pixels.shape[1:])
+    (left, right), (left_compared, right_compared) = train.halves(size), train.halves(feature_images)
+    first, second = "train, first half", "train, second half"
+    return [
+        Row(
+            SYNTHETIC,
+            Part.of("synthetic", None, *sets),
+            tested,
+            Part.of("synthetic", None, *(part.first(limit) for part in sets)),
+            reference,
+        ),
+        # The distance of a set from itself says nothing: the split that is not the reference is compared.
+        Row(
+            REAL, Part.of("real", "train", train.first(size)), tested, Part.of("real", other, splits[other]), reference
+        ),
+        Row(
+            HALVES,
+            Part.of("real", first, left),
+            Part.of("real", second, right),
+            Part.of("real", first, left_compared),
+            Part.of("real", second, right_compared),
+        ),
+        Row(
+            NOISE,
+            Part.of("uniform noise", None, noise),
+            tested,
+            Part.of("uniform noise", None, noise.first(limit)),
+            reference,
+        ),
+    ]
+
+
+VALIDATED = "best epoch on real validation images, as DPImageBench picks it; not private"
+"""The selection of DPImageBench: the epoch is picked on un-noised sensitive images."""
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """The classifiers of one specification, and their accuracies by repetition."""
+
+    spec: ClassifierSpec
+    seeds: tuple[int, ...]
+    trained: tuple[TrainedClassifier, ...]
+    accuracies: tuple[Accuracy, ...]
+    validated: tuple[Accuracy, ...]
+
+
+class AccuracyMeasure:
+    """Trains and scores every classifier of a protocol, ``together`` of them at a time."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        measuring: Measuring,
+        *,
+        seeds: Sequence[int],
+        validation: LabelledImages | None,
+        device: torch.device,
+        progress: Progress,
+        bfloat16: bool = False,
+        together: int = 1,
+    ) -> None:
+        self.protocol, self.measuring, self.seeds = protocol, measuring, tuple(seeds)
+        self.validation, self.device, self.progress = validation, device, progress
+        self.bfloat16, self.together = bfloat16, together
+
+    def measure(self, row: Row) -> tuple[list[Measurement], TrainedClassifier]:
+        """The row's accuracies, and its classifier for label agreement, of the first seed."""
+        found = self._scores(row)
+        measured = [one for scores in found for one in self._measurements(scores, row)]
+        if self.protocol.several_networks:
+            measured += self._over_networks(found, row)
+        named = next(one for one in found if one.spec.name == self.protocol.agreement_classifier)
+        return measured, named.trained[0]
+
+    def agreement(self, classifier: TrainedClassifier, synthetic: Row, real: Row) -> Measurement:
+        """How often a classifier that was trained on real data predicts the label a synthetic image was made for."""
+        found = [self._score(classifier, part) for part in synthetic.train.sets]
+        return self.measuring.measurement(
+            "label_agreement",
+            [one.overall for one in found],
+            row=synthetic.name,
+            classifier=classifier.name,
+            candidate=synthetic.train.described,
+            reference=real.train.described,
+            seeds=self.seeds[:1],
+            std_over="generators",
+            per_class=class_accuracies(found, self.measuring.classes),
+        )
+
+    def _scores(self, row: Row) -> list[_Scores]:
+        """Of every classifier of the protocol; all of their trainings are one list of jobs."""
+        planned = [(spec, self._seeds(spec, row)) for spec in self.protocol.classifiers]
+        jobs = [self._job(spec, row.train, place, seed) for spec, seeds in planned for place, seed in enumerate(seeds)]
+        trained = iter(train_classifiers(jobs, together=self.together, progress=self._reported(row.train)))
+        found = []
+        for spec, seeds in planned:
+            own = tuple(islice(trained, len(seeds)))
+            accuracies = tuple(self._score(one, row.test.only) for one in own)
+            validated = tuple(self._score(one.validated, row.test.only) for one in own if one.validated is not None)
+            found.append(_Scores(spec, seeds, own, accuracies, validated))
+        return found
+
+    def _seeds(self, spec: ClassifierSpec, row: Row) -> tuple[int, ...]:
+        # Logistic regression has no randomness: on one set another seed would only repeat it.
+        return self.seeds[:1] if spec.network is None and len(row.train.sets) == 1 else self.seeds
+
+    def _job(self, spec: ClassifierSpec, train: Part, place: int, seed: int) -> TrainingJob:
+        part = train.sets[place if len(train.sets) > 1 else 0]
+        aside = self.validation if self.protocol.several_networks else None
+        return TrainingJob(
+            spec,
+            part.pixels,
+            part.labels,
+            classes=len(self.measuring.classes),
+            seed=seed,
+            validation=None if aside is None else (aside.pixels, aside.labels),
+            device=str(self.device),
+            bfloat16=self.bfloat16 and spec.network is not None,
+        )
+
+    def _reported(self, train: Part) -> Progress:
+        return lambda task, done, total: self.progress(f"{train.described.data}: {task}", done, total)
+
+    def _score(self, classifier: TrainedClassifier, images: LabelledImages) -> Accuracy:
+        return score(classifier, images.pixels, images.labels, classes=len(self.measuring.classes))
+
+    def _measurements(self, scores: _Scores, row: Row) -> Iterator[Measurement]:
+        spec = scores.spec
+        settings: dict[str, Any] = {"epochs": spec.epochs, "batch": spec.batch}
+        if spec.network is not None:
+            settings["arithmetic"] = "bfloat16" if self.bfloat16 else "float32"
+        picked = {"selection": self.protocol.selection, "selected_epochs": [one.epoch for one in scores.trained]}
+        yield self._accuracy(spec.name, scores.accuracies, scores.seeds, row, settings | picked, by_class=True)
+        if scores.validated:
+            epochs = [one.validated.epoch for one in scores.trained if one.validated is not None]
+            picked = {"selection": VALIDATED, "selected_epochs": epochs}
+            name = f"{spec.name}, validated on real images"
+            yield self._accuracy(name, scores.validated, scores.seeds, row, settings | picked, by_class=True)
+
+    def _over_networks(self, found: Sequence[_Scores], row: Row) -> Iterator[Measurement]:
+        names = ", ".join(one.spec.name for one in found)
+        if all(one.validated for one in found):
+            columns = zip(*(one.validated for one in found), strict=True)
+            best = [max(column, key=lambda one: one.overall) for column in columns]
+            name = f"best of {names}, validated on real images"
+            yield self._accuracy(name, best, self.seeds, row, {"selection": VALIDATED}, by_class=False)
+        columns = zip(*(one.accuracies for one in found), strict=True)
+        means = [Accuracy(sum(one.overall for one in column) / len(column), ()) for column in columns]
+        yield self._accuracy(f"mean of {names}", means, self.seeds, row, {}, by_class=False)
+
+    def _accuracy(
+        self,
+        classifier: str,
+        accuracies: Sequence[Accuracy],
+        seeds: Sequence[int],
+        row: Row,
+        settings: dict[str, Any],
+        *,
+        by_class: bool,
+    ) -> Measurement:
+        several = len(row.train.sets) > 1
+        repeated = "generators, one classifier each" if several else "classifier seeds"
+        fixed = len(seeds) < len(self.seeds)
+        return self.measuring.measurement(
+            "accuracy",
+            [one.overall for one in accuracies],
+            row=row.name,
+            classifier=classifier,
+            candidate=row.train.described,
+            reference=row.test.described,
+            seeds=seeds,
+            std_over="nothing: the classifier has no randomness" if fixed else repeated,
+            per_class=class_accuracies(accuracies, self.measuring.classes) if by_class else None,
+            settings=settings,
+        )
+
+
+NEIGHBOURS = 5
+SUBSETS = 100
+
+
+class DistanceMeasure:
+    """Compares rows by the features of one network; each set of images goes through the network once.
+
+    Only values of the published Inception network are called FID and KID.
+    """
+
+    def __init__(
+        self,
+        network: FeatureNetwork,
+        measuring: Measuring,
+        *,
+        cache: Path | None,
+        device: torch.device,
+        progress: Progress,
+    ) -> None:
+        self.network, self.measuring, self.identity = network, measuring, network.identity()
+        self.cache = cache if self.identity.published else None
+        self.device, self.progress = device, progress
+        self._known: dict[str, FeatureStatistics] = {}
+
+    def measure(self, row: Row) -> list[Measurement]:
+        """All distances of a row."""
+        # Statistics of synthetic images are not kept in the cache: a next training has other images.
+        keep = row.name != SYNTHETIC
+        reference = self._statistics(row.reference.only, row.name, keep=True)
+        candidates = [self._statistics(part, row.name, keep=keep) for part in row.compared.sets]
+        self.progress(f"{row.name}: distances", 0, 1)
+        measured = [self._frechet(row, reference, candidates)]
+        if self.identity.published:
+            measured.append(self._kernel(row, reference, candidates))
+        measured += self._manifold(row, reference, candidates)
+        self.progress(f"{row.name}: distances", 1, 1)
+        return measured
+
+    def inception_score(self, row: Row, head: InceptionHead) -> Measurement:
+        """The Inception Score of a row, by the user's classifier head."""
+        found = [self._statistics(part, row.name, keep=False) for part in row.compared.sets]
+        scores = [inception_score(statistics.rows, head=head) for statistics in found]
+        one = len(scores) == 1
+        return self.measuring.measurement(
+            "inception_score",
+            [value for value, _ in scores],
+            row=row.name,
+            candidate=row.compared.described,
+            reference=ImageSet("none", None, 0),
+            features=self.identity,
+            seeds=[],
+            std=scores[0][1] if one else None,
+            std_over="splits" if one else "generators",
+            settings={"head": head.hash, "splits": 10, "rows": len(found[0].rows)},
+        )
+
+    def _statistics(self, images: LabelledImages, row: str, *, keep: bool) -> FeatureStatistics:
+        key = content_key(images.pixels, self.network)
+        if key not in self._known:
+            self._known[key] = cached_statistics(
+                self.network,
+                images.pixels,
+                folder=self.cache if keep else None,
+                device=self.device,
+                progress=lambda task, done, total: self.progress(f"{row}: {task}", done, total),
+            )
+        return self._known[key]
+
+    def _frechet(self, row: Row, reference: FeatureStatistics, candidates: Sequence[FeatureStatistics]) -> Measurement:
+        distances = [frechet_distance(reference, candidate) for candidate in candidates]
+        return self._measured("fid" if self.identity.published else "frechet_distance", distances, row)
+
+    def _kernel(self, row: Row, reference: FeatureStatistics, candidates: Sequence[FeatureStatistics]) -> Measurement:
+        found = [kernel_distance(reference, candidate, subsets=SUBSETS) for candidate in candidates]
+        _, deviation, size = found[0]
+        one = len(found) == 1
+        return self.measuring.measurement(
+            "kid",
+            [mean for mean, _, _ in found],
+            row=row.name,
+            candidate=row.compared.described,
+            reference=row.reference.described,
+            features=self.identity,
+            seeds=[0],
+            # The deviation of one set's KID is the one over its subsets, as papers print it.
+            std=deviation if one else None,
+            std_over="subsets" if one else "generators",
+            settings={"subsets": SUBSETS, "subset_size": size, "subset_std": deviation},
+        )
+
+    def _manifold(
+        self, row: Row, reference: FeatureStatistics, candidates: Sequence[FeatureStatistics]
+    ) -> Iterator[Measurement]:
+        found = [manifold(reference.rows, candidate.rows, neighbours=NEIGHBOURS) for candidate in candidates]
+        settings = {"neighbours": NEIGHBOURS, "rows": [len(reference.rows), len(candidates[0].rows)]}
+        for field in fields(Manifold):
+            values = [float(getattr(one, field.name)) for one in found]
+            yield self._measured(field.name, values, row, settings)
+
+    def _measured(
+        self, metric: str, values: Sequence[float], row: Row, settings: dict[str, object] | None = None
+    ) -> Measurement:
+        return self.measuring.measurement(
+            metric,
+            values,
+            row=row.name,
+            candidate=row.compared.described,
+            reference=row.reference.described,
+            features=self.identity,
+            seeds=[],
+            std_over="generators",
+            settings=settings,
+        )
