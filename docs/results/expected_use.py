@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sfumato.experiments.expected_use import (
+from sfumato.planning.expected_use import (
     Use,
     expected_share,
     share_of_real,

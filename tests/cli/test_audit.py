@@ -109,6 +109,7 @@ def test_a_release_is_audited_and_its_card_says_so(finished: Path) -> None:
         "recomputed": 0.998,
         "covers": True,
         "on_ledger": True,
+        "problems": [],
         "sound": True,
     }
     assert sorted(path.name for path in (finished / "release").iterdir()) == [

@@ -14,8 +14,9 @@ import pytest
 from sfumato.cli.console import console
 from sfumato.cli.main import main
 from sfumato.cli.reproduce import print_result
+from sfumato.durations import duration
 from sfumato.experiments.datasets import DatasetLocator
-from sfumato.experiments.papers.catalogue import catalogue, duration_text, state
+from sfumato.experiments.papers.catalogue import catalogue, state
 from sfumato.experiments.papers.entries import Case, Entry, Figure, Setting, Value, find, papers
 from sfumato.experiments.papers.result import Compared
 from sfumato.experiments.results import DataUsed, Measured, Provenance, ResultRow, ResultSet, load_results
@@ -144,7 +145,7 @@ def test_a_figure_shows_ours_and_the_paper_s() -> None:
 
 
 def test_a_duration_is_given_in_its_natural_unit() -> None:
-    assert [duration_text(seconds) for seconds in (5, 600, 36_000, 864_000)] == ["5 s", "10 min", "10 h", "10 days"]
+    assert [duration(seconds) for seconds in (5, 600, 36_000, 864_000)] == ["5 s", "10 min", "10 h", "10 days"]
 
 
 STORED = by_entry(list(load_results(DOCS / "results").values()))

@@ -96,7 +96,7 @@ def test_images_needed_reach_the_share() -> None:
 
 def test_the_choice_keeps_the_time_limit_and_says_why() -> None:
     choice = choose_method(facts(), device="cpu")
-    assert choice.plan.cpu_seconds <= TIME_LIMIT and choice.method in choice.why and "60 minutes" in choice.why
+    assert choice.plan.cpu_seconds <= TIME_LIMIT and choice.method in choice.why and "60 min" in choice.why
     quick = choose_method(facts(), device="cpu", time_limit=300.0)
     assert quick.plan.cpu_seconds <= 300 and (quick.plan.share or 0) <= (choice.plan.share or 0)
     assert "fastest" in choose_method(facts(), device="cpu", time_limit=1.0).why

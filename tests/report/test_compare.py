@@ -18,6 +18,7 @@ import pytest
 from browser import DESKTOP, PHONE, Browser
 from report.finished import TEST, TRAIN, write_npz
 from sfumato.cli.main import main
+from sfumato.data import PrivateImages
 from sfumato.experiments.comparison import chosen_methods, composed_epsilon, gather_comparison
 from sfumato.experiments.spec import Conditions, DataSpec, EvaluationSpec, TrainingSpec
 from sfumato.experiments.training import train_release
@@ -122,11 +123,15 @@ def test_a_run_whose_answer_is_lost_is_begun_again_and_still_counted(tmp_path: P
     conditions = Conditions(DataSpec("d", Path("d")), (EvaluationSpec("sinkhorn", 60),), "cpu", tmp_path)
     begun = Run(training.folder(tmp_path))
     budget = Budget(3.0, 1e-5)
-    begun.begin({"method": "dp-merf", "parameters": method.parameters(), "budget": budget.to_json()}, resume=False)
+    asked = {"method": "dp-merf", "parameters": method.parameters(), "budget": budget.to_json()}
+    usual = {"ledger": str(begun.ledger), "seed": None, "declared_size": None, "max_images_per_unit": 16}
+    begun.begin({**asked, **usual}, resume=False)
     with contextlib.closing(Ledger(begun.ledger, budget)) as ledger:
         facts = {"parameters": method.parameters(), "plan": method.plan(budget).to_json()}
         run = ledger.start_run(method="dp-merf", variant="certified", seeded=False, facts=facts)
-        begun.checkpoint.start(Started(run, 0, ledger.id, *ledger.head))
+        key = bytes(32)
+        collection = f"{key.hex()} {PrivateImages.from_images(TRAIN).fingerprint(key)}"
+        begun.checkpoint.start(Started(run, 0, ledger.id, *ledger.head, collection))
         ledger.reserve(run, method.plan(budget).events)
         ledger.charge(run, method.plan(budget).events[0])
     train_release(training, conditions, TRAIN)

@@ -10,7 +10,6 @@ import pytest
 
 from cli.commands import run_here
 from sfumato.privacy import Block, Budget, Ledger, SubsampledGaussian
-from sfumato.web.unused_ledgers import remove_if_unused
 from web.live import Live, live
 from web.still import finish, inspected, jobs_of, ledger_at, planned, started, without_workers
 from web.test_jobs import wait_for
@@ -92,15 +91,15 @@ def test_the_ledger_is_made_by_the_job_and_a_failed_start_leaves_the_choice_open
 
 def test_only_a_ledger_without_a_charge_is_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    assert remove_if_unused(path)
+    assert Ledger.discard_if_unused(path)
     with Ledger(path, Budget(epsilon=1, delta=1e-5)) as ledger:
         ledger.start_run(method="dp-merf", variant="certified", seeded=False)
-        assert not remove_if_unused(path)  # it is being written
-    assert remove_if_unused(path) and not list(tmp_path.iterdir())
+        assert not Ledger.discard_if_unused(path)  # it is being written
+    assert Ledger.discard_if_unused(path) and not list(tmp_path.iterdir())
     charge(path, Budget(epsilon=1, delta=1e-5))
-    assert not remove_if_unused(path) and Ledger.read(path).events()
+    assert not Ledger.discard_if_unused(path) and Ledger.read(path).events()
     path.write_text("no ledger")
-    assert not remove_if_unused(path) and path.exists()
+    assert not Ledger.discard_if_unused(path) and path.exists()
 
 
 def test_a_job_keeps_a_ledger_with_charges(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Attacks on guarantees: neighbour replay, noise tests, canaries, membership inference."""
+"""Attacks on guarantees: replay, noise tests, canaries, membership inference; above ``evaluation``."""

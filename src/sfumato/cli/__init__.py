@@ -1,1 +1,1 @@
-"""The command line, one file per command."""
+"""The command line, one file for each command or group; it may import everything, and nothing imports it."""

@@ -14,6 +14,7 @@ import typer
 
 from sfumato.cli.console import ProgressBar, console, print_json, remark
 from sfumato.cli.options import Collection, config_text, device_named
+from sfumato.durations import duration
 from sfumato.experiments.results import NOTICE
 from sfumato.files import write_file
 from sfumato.options import ReadingOptions
@@ -117,7 +118,6 @@ def print_table(result: ComparisonResult) -> None:
     from rich.table import Table
 
     from sfumato.evaluation.results import metric_named
-    from sfumato.report.chart import seconds_text
 
     shown = [m for m in result.entries[0].metrics if m.metric in ("accuracy", "fid")] if result.entries else []
     title = f"protocol {result.facts['protocol']} · {result.facts['data']}"
@@ -133,7 +133,7 @@ def print_table(result: ComparisonResult) -> None:
         ]
         worst = entry.worst_class
         cells.append("–" if worst is None else f"{100 * worst.mean:.1f} ({worst.name})")
-        cells += [seconds_text(entry.seconds.mean), f"{entry.peak_memory.mean / 2**20:.0f}"]
+        cells += [duration(entry.seconds.mean), f"{entry.peak_memory.mean / 2**20:.0f}"]
         table.add_row(entry.name, f"{entry.epsilon:g}", *cells)
     console.print(table)
     composed = result.composed

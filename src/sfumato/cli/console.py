@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from sfumato.durations import duration
 from sfumato.files import json_text, write_json
 
 console = Console()
@@ -202,14 +203,3 @@ class ProgressFile:
         """Write the latest reports."""
         write_json(self._path, {"parts": list(self._parts.values()), "epsilon": self._epsilon}, private=True)
         self._written = time.monotonic()
-
-
-def duration(seconds: float) -> str:
-    """A time that a person can read.
-
-    >>> duration(42), duration(150), duration(9000)
-    ('42 s', '2 min', '2.5 h')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sfumato.cli.console import ProgressBar, duration, print_json, print_table, remark, remark_table, say
+from sfumato.cli.console import ProgressBar, print_json, print_table, remark, remark_table, say
 from sfumato.cli.options import Device, Json, MethodOptions, TimeLimit, device_named
+from sfumato.durations import duration
 from sfumato.options import BudgetOptions
 
 if TYPE_CHECKING:

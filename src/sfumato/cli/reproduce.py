@@ -12,6 +12,7 @@ import typer
 from sfumato.cli.console import console, print_json, remark, say
 from sfumato.cli.experiment import RESULTS, Data, ResultsFolder, run_reported
 from sfumato.cli.options import Device, Json, device_named
+from sfumato.durations import duration
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,7 +49,7 @@ def list_command(
     from rich.table import Table
 
     from sfumato.experiments.datasets import DatasetLocator
-    from sfumato.experiments.papers.catalogue import catalogue, duration_text
+    from sfumato.experiments.papers.catalogue import catalogue
     from sfumato.experiments.results import load_results
     from sfumato.report.paper_page import by_entry, state_counts
 
@@ -66,7 +67,7 @@ def list_command(
         what = item.title
         if details:
             what = "\n".join([what, *item.data, ", ".join(item.methods), *item.remarks])
-        costs = (duration_text(item.seconds[name]) for name in ("small", "full"))
+        costs = (duration(item.seconds[name]) for name in ("small", "full"))
         status = item.status.replace("data not available, a substitute is", "substitute").replace(
             "not available", "none"
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sfumato.cli.console import ProgressBar, duration, remark, say, use_quiet, warn
+from sfumato.cli.console import ProgressBar, remark, say, use_quiet, warn
 from sfumato.cli.options import (
     Collection,
     Device,
@@ -23,6 +23,7 @@ from sfumato.cli.options import (
     signing_key,
 )
 from sfumato.cli.plan import remark_plan
+from sfumato.durations import duration
 from sfumato.options import BudgetOptions, ReadingOptions
 
 if TYPE_CHECKING:

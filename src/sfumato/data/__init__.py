@@ -1,4 +1,4 @@
-"""Reading collections of images, private and public, in many formats."""
+"""Reading collections of images, private and public, in many formats; above ``privacy``, whose records it makes."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

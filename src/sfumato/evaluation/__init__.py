@@ -1,1 +1,1 @@
-"""Utility and fidelity by published protocol. It reads real data, so its numbers are NOT private."""
+"""Utility and fidelity by published protocol, above ``methods``. It reads real data: its numbers are NOT private."""

@@ -1,1 +1,1 @@
-"""Trainings and evaluations that are compared, repeated and tabulated."""
+"""Trainings and evaluations that are compared, repeated and tabulated; above ``audit`` and ``planning``."""

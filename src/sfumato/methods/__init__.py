@@ -1,4 +1,4 @@
-"""The methods, one file each. Each sees a Curator, never the pixels."""
+"""The methods, one file each, above ``training``. Each sees a Curator, never the pixels."""
 
 from sfumato.methods.base import Method
 from sfumato.methods.dp_lflow import DPLFlow

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sfumato.durations import duration
 from sfumato.methods import METHODS, Method, find
 from sfumato.planning.costs import REFERENCE_VALUES, costs, training_seconds
 from sfumato.planning.expected_use import (
@@ -127,11 +128,11 @@ def choose_method(facts: PublicFacts, *, device: str = "cpu", time_limit: float 
     within = [row for row in rows if row.seconds(device) <= time_limit]
     if not within:
         fastest = min(rows, key=lambda row: row.seconds(device))
-        return Choice(fastest, f"{fastest.method}: no method trains within {_minutes(time_limit)} here, it is fastest")
+        return Choice(fastest, f"{fastest.method}: no method trains within {duration(time_limit)} here, it is fastest")
     best = max(row.share or 0.0 for row in within)
     chosen = min((row for row in within if (row.share or 0.0) >= best - 0.02), key=lambda row: row.seconds(device))
     where = "a GPU" if device.startswith("cuda") else "one CPU core"
-    limited = f"of the methods that train within {_minutes(time_limit)} on {where}"
+    limited = f"of the methods that train within {duration(time_limit)} on {where}"
     reason = f"{limited} it has the highest expected accuracy for {_collection(facts)}"
     return Choice(chosen, f"{chosen.method}: {reason} ({chosen.expected_use})")
 
@@ -176,7 +177,3 @@ def _memory(method: Method, facts: PublicFacts) -> int:
     measured = costs()["memory"].get(method.name, max(costs()["memory"].values())) * 2**20
     steps = measured * facts.values / REFERENCE_VALUES * min(1.0, facts.images / _MEASURED_IMAGES)
     return round(_PROCESS + facts.images * facts.values + steps)
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.0f} hours"

@@ -5,7 +5,10 @@ It refuses a run before the limit would be exceeded, and it is charged before no
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
+import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +25,10 @@ from sfumato.privacy.journal import ORIGIN, Journal, LedgerDamaged, chained, lin
 
 if TYPE_CHECKING:
     from sfumato.privacy.interfaces import PublicInput
+
+
+_UNBINDING = frozenset({"ledger", "key", "run", "seeded", "own code"})
+"""Kinds of entries that no answer follows from."""
 
 
 class RunRefused(RuntimeError):
@@ -55,6 +62,29 @@ class Ledger:
         if not ledger._entries:
             raise LedgerDamaged(f"{path} is empty")
         return ledger
+
+    @staticmethod
+    def discard_if_unused(path: Path) -> bool:
+        """Remove a ledger that holds no charge and that nobody writes; returns whether there is no ledger now.
+
+        Such a ledger binds nobody: the next training may choose another limit, unit or δ.
+        """
+        if not path.exists():
+            return True
+        lock = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            kinds = {json.loads(line)["kind"] for line in path.read_bytes().splitlines()}
+            if not kinds <= _UNBINDING:
+                return False
+            # The head first: a ledger of one entry needs none, and a head without its ledger would count as a loss.
+            path.with_name(path.name + ".head").unlink(missing_ok=True)
+            path.unlink()
+            return True
+        except (BlockingIOError, ValueError, KeyError, TypeError):
+            return False
+        finally:
+            os.close(lock)
 
     @classmethod
     def copied(cls, entries: Sequence[dict[str, Any]]) -> Ledger:

@@ -1,1 +1,1 @@
-"""Pages for people, made from JSON files and releases: a public one, and internal ones that may not leave."""
+"""Pages for people, from result files and releases: a public one, and internal ones; above ``experiments``."""

@@ -245,11 +245,6 @@ def left_out_text(left_out: Sequence[LeftOut]) -> str:
     return "".join(f" Left out: {one.metric}: {one.reason}." for one in left_out)
 
 
-def seconds_text(seconds: float) -> str:
-    """Seconds, or minutes from two on."""
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
-
-
 def mebibytes_text(size: float) -> str:
     """Bytes in MiB."""
     return f"{size / 2**20:.0f} MiB"

@@ -9,6 +9,7 @@ from typing import Unpack
 from markupsafe import Markup
 
 from sfumato.data.images import Options
+from sfumato.durations import duration
 from sfumato.evaluation.protocols import protocol_named
 from sfumato.evaluation.results import REAL, ImageCounts, LeftOut, Measurement, metric_named
 from sfumato.experiments.comparison import (
@@ -29,7 +30,7 @@ from sfumato.files import write_file, write_json
 from sfumato.methods import Method
 from sfumato.methods.registry import load
 from sfumato.privacy.budget import Unit
-from sfumato.report.chart import Point, Series, Table, curve, left_out_text, mebibytes_text, seconds_text
+from sfumato.report.chart import Point, Series, Table, curve, left_out_text, mebibytes_text
 from sfumato.report.public import render_not_private, sample_rows
 
 SHOWN = ("accuracy", "fid", "kid", "coverage")
@@ -144,7 +145,7 @@ def _cost_note(result: ComparisonResult) -> str:
 
 def _time(entry: ComparedMethod) -> str:
     seconds = entry.seconds
-    text = seconds_text(seconds.mean)
+    text = duration(seconds.mean)
     return text if seconds.std is None else f"{text} ± {seconds.std:.1f} s"
 
 

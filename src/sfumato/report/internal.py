@@ -12,6 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from sfumato.durations import duration
 from sfumato.evaluation import private_views
 from sfumato.evaluation.private_views import CLASSES_AT_MOST
 from sfumato.evaluation.results import REAL, EvaluationResult, MemorisationSummary
@@ -29,7 +30,6 @@ from sfumato.report.chart import (
     left_out_text,
     measurement_table,
     mebibytes_text,
-    seconds_text,
 )
 from sfumato.report.public import render_not_private
 from sfumato.training.run import Run, release_folder
@@ -315,7 +315,7 @@ def _cost(cost: dict[str, Any] | None, card: Card) -> list[tuple[str, str]]:
     memory = mebibytes_text(cost["peak_memory"]) + ("" if device is None else f", GPU {mebibytes_text(device)}")
     return [
         *rows,
-        ("training", seconds_text(cost["seconds"]) + (", since it was resumed" if cost["resumed"] else "")),
+        ("training", duration(cost["seconds"]) + (", since it was resumed" if cost["resumed"] else "")),
         ("peak memory", memory),
         ("machine", f"{cost['device']}, {cost['threads']} thread{'s' * (cost['threads'] != 1)}"),
     ]

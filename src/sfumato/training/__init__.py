@@ -1,1 +1,1 @@
-"""Training loops' shared parts: moving averages, schedules, checkpoints, run folders, profiling."""
+"""Training a method into a folder, and what training loops share; it reaches methods through a protocol alone."""

@@ -1,1 +1,1 @@
-"""The local page: the whole way in a browser, on this machine only. Started by ``sfumato web``."""
+"""The local page: the whole way in a browser, on this machine only; it may import all but ``cli``."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sfumato.durations import duration
 from sfumato.methods import find
 from sfumato.planning.expected_use import PublicFacts
 from sfumato.planning.plan import plan_all
@@ -72,8 +73,8 @@ def method_rows(found: list[dict[str, Any]]) -> list[MethodRow]:
             plan["method"],
             plan["expected_use"] or "unknown",
             plan["why"],
-            _duration(plan["cpu_seconds"]),
-            _duration(plan["gpu_seconds"]),
+            duration(plan["cpu_seconds"]),
+            duration(plan["gpu_seconds"]),
             f"{plan['memory'] / 2**30:.1f} GiB",
         )
         for plan in found
@@ -82,14 +83,6 @@ def method_rows(found: list[dict[str, Any]]) -> list[MethodRow]:
 
 def _number(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "unknown"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def check_choices(collection: Collection, choices: Choices) -> None:

@@ -21,7 +21,6 @@ from typing import Any
 from sfumato.files import write_file, write_json
 from sfumato.web import commands
 from sfumato.web.jobs import PATIENCE, Job, Process, read_job
-from sfumato.web.unused_ledgers import remove_if_unused
 from sfumato.web.workspace import read_json
 
 PICTURE = "preview.png"
@@ -180,7 +179,7 @@ class Worker:
         for number, command in enumerate(self.job.commands):
             if self._stop.exists():
                 return "stopped"
-            if command[0] == "ledger" and not remove_if_unused(Path(command[1])):
+            if command[0] == "ledger" and not _discarded(Path(command[1])):
                 self._log("The collection has a ledger already, whose limit stays.")
                 continue
             code = self._run_command(number, command, locks)
@@ -247,6 +246,15 @@ class Worker:
             if facts is not None and set(facts["locks"]) & set(self.job.locks) and _waits(other, facts["worker"]):
                 return True
         return False
+
+
+def _discarded(ledger: Path) -> bool:
+    """Whether there is no ledger, or one on which nothing was charged and which is removed."""
+    if not ledger.exists():
+        return True
+    from sfumato.privacy import Ledger  # it loads torch, which the other jobs do not need
+
+    return Ledger.discard_if_unused(ledger)
 
 
 def _waits(ticket: Path, worker: dict[str, int] | None) -> bool:

@@ -132,11 +132,3 @@ def _pixels(options: Mapping[str, Any]) -> int:
     """Numbers in an image; 28×28 grey where nothing is said."""
     side = options.get("size")
     return 3 * side * side if side else 784
-
-
-def duration_text(seconds: float) -> str:
-    """A duration in its natural unit, at most two digits after the point."""
-    for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds / 86_400:,.0f} days"
