@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sfumato.data import holdout
-from sfumato.methods import tuning
+from sfumato.methods import scored
 from sfumato.privacy import randomness, selection
 
 torch.set_num_threads(1)
@@ -54,5 +54,5 @@ _secrets = SimpleNamespace(
     randbelow=_GENERATOR.randrange,
     token_hex=lambda count: _random_bytes(count).hex(),
 )
-for _module in (selection, tuning, holdout):
+for _module in (selection, scored, holdout):
     _module.secrets = _secrets  # type: ignore[attr-defined]
