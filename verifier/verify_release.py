@@ -15,46 +15,33 @@ Exit status: 0 everything agrees, 1 something disagrees, 2 nothing disagrees but
 import argparse, base64, cmath, hashlib, html, json, math, re, sys
 from array import array
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 
 UP, DOWN = (Context(prec=60, rounding=r, Emax=10**15, Emin=-(10**15)) for r in (ROUND_CEILING, ROUND_FLOOR))
 ORDERS, ONE = range(2, 257), Decimal(1)
 REMOVE, REPLACE = "add or remove one unit", "add, remove or replace one unit"
-CHUNKS = 20_000  # terms of a numeric inversion at most
+TERMS = 20_000  # of a numeric inversion, at most
 
-class Disagrees(Exception):
-    """Something that the release says is not so."""
-
-class Unproved(Exception):
-    """Something that cannot be decided from what was given."""
+class Disagrees(Exception): """Something that the release says is not so."""
+class Unproved(Exception): """Something that cannot be decided from what was given."""
 
 def require(holds, sentence):
     if not holds:
         raise Disagrees(sentence)
 
 # ------------------------------------------------------------ the proved bound
-def log_up(x):
-    return UP.ln(x).next_plus(UP)  # Decimal's ln and exp round to nearest, whatever the context says
-
-def exp_up(x):
-    return UP.exp(x).next_plus(UP)
-
+# Decimal's ln and exp round to nearest, whatever the context says.
+log_up, exp_up = (lambda x: UP.ln(x).next_plus(UP)), (lambda x: UP.exp(x).next_plus(UP))
 def inverse_variance(event):
     """At least the sum of 1/sigma^2 over the blocks of an event, which share a batch (1/sigma_eff^2)."""
-    total = Decimal(0)
-    for block in event["blocks"]:
-        sigma = DOWN.divide(Decimal(block["noise_multiplier"]), Decimal(block.get("moves", 1.0)))
-        total = UP.add(total, UP.divide(ONE, DOWN.multiply(sigma, sigma)))
-    return total
-
+    sigmas = [DOWN.divide(Decimal(b["noise_multiplier"]), Decimal(b.get("moves", 1.0))) for b in event["blocks"]]
+    return reduce(UP.add, (UP.divide(ONE, DOWN.multiply(sigma, sigma)) for sigma in sigmas))
 @lru_cache(None)
 def log_moments(rate, inverse, far):
     """ln E_Q[(P/Q)^a] of one step for whole orders a; ``far`` is the distance of the two answers in clip norms.
-
     Adding or removing: the binomial sum (Mironov, Talwar, Zhang 2019). Replacing: the two mixtures share their part of
-    weight 1 - q, and E[(P/Q)^a] is jointly convex.
-    """
+    weight 1 - q, and E[(P/Q)^a] is jointly convex."""
     q, half = Decimal(rate), UP.divide(UP.multiply(inverse, Decimal(far * far)), Decimal(2))
     whole = {a: UP.multiply(Decimal(a * (a - 1)), half) for a in range(257)}
     if q == ONE:
@@ -66,21 +53,15 @@ def log_moments(rate, inverse, far):
     for _ in range(256):
         hit.append(UP.multiply(hit[-1], q)), stays.append(UP.multiply(stays[-1], stay))
     terms = [UP.multiply(hit[k], exp_up(whole[k]) if k > 1 else ONE) for k in range(257)]
-    found = {}
-    for a in ORDERS:
-        total = Decimal(0)
-        for k in range(a + 1):
-            total = UP.add(total, UP.multiply(UP.multiply(Decimal(math.comb(a, k)), stays[a - k]), terms[k]))
-        found[a] = log_up(total)
-    return found
-
+    def term(a, k):
+        return UP.multiply(UP.multiply(Decimal(math.comb(a, k)), stays[a - k]), terms[k])
+    return {a: log_up(reduce(UP.add, (term(a, k) for k in range(a + 1)))) for a in ORDERS}
 def renyi(event, relation):
     """Upper bounds of the Renyi divergence of a whole event at every order."""
     if event["kind"] == "private selection":
         return renyi_of_selection(event, relation)
     moments = log_moments(event["rate"], inverse_variance(event), 2 if relation == REPLACE else 1)
     return {a: UP.divide(UP.multiply(Decimal(event["steps"]), moments[a]), Decimal(a - 1)) for a in ORDERS}
-
 def renyi_of_selection(event, relation):
     """The best of a random number of trials (Papernot and Steinke 2022, theorem 2)."""
     if relation == REPLACE:
@@ -92,17 +73,15 @@ def renyi_of_selection(event, relation):
     if shape == 0:
         mean = UP.divide(UP.subtract(UP.divide(ONE, gamma), ONE), tail.next_minus().next_minus())
     else:
-        less = DOWN.subtract(ONE, UP.power(gamma, shape).next_plus())
-        mean = UP.divide(UP.multiply(shape, UP.subtract(ONE, gamma)), DOWN.multiply(gamma, less))
+        less = DOWN.multiply(gamma, DOWN.subtract(ONE, UP.power(gamma, shape).next_plus()))
+        mean = UP.divide(UP.multiply(shape, UP.subtract(ONE, gamma)), less)
     second = min((ONE - ONE / b) * trial[b] + tail / b for b in ORDERS)
     slack = Decimal("1e-20")  # far above the rounding of the few operations that are not directed
     return {a: trial[a] + (1 + shape) * second + log_up(mean) / (a - 1) + slack for a in ORDERS}
-
 def converted(divergence, order, delta):
     """Epsilon from a Renyi divergence (Canonne, Kamath, Steinke 2020, proposition 12)."""
     a, d = Decimal(order), Decimal(delta)
     return UP.add(divergence, log_up((a - 1) / a) - (UP.ln(d) + UP.ln(a)) / (a - 1) + Decimal("1e-24"))
-
 def proved_epsilon(events, relation, delta, order=None):
     """An upper bound of epsilon. With ``order``, by the filter for choices that depended on answers (Feldman, Zrnic)."""
     totals = [renyi(event, relation) for event in events]
@@ -113,32 +92,21 @@ def proved_epsilon(events, relation, delta, order=None):
     if mu is not None:
         found = min(found, smallest(lambda eps: gaussian_delta(eps, mu), delta))
     return max(0.0, found)
-
 def gaussian_mu(events, relation):
     """sensitivity / deviation of everything together, where every event is over all units; else None."""
     if not events or any(event["kind"] != "noisy sums" or event["rate"] != 1 for event in events):
         return None
     far = 2 if relation == REPLACE else 1
     return far * math.sqrt(sum(event["steps"] * float(inverse_variance(event)) for event in events)) * (1 + 1e-14)
-
-def normal(x):
-    return 0.5 * math.erfc(-x / math.sqrt(2))
-
+normal = lambda x: 0.5 * math.erfc(-x / math.sqrt(2))
 def gaussian_delta(eps, mu):
     """Balle and Wang 2018, a hair upwards."""
     other = math.exp(eps) * normal(-mu / 2 - eps / mu) * (1 - 1e-12) if eps < 700 else 0.0
     return max(0.0, normal(mu / 2 - eps / mu) * (1 + 1e-13) - other)
-
 def smallest(delta_of, delta):
     """The smallest eps with delta_of(eps) <= delta, from above."""
-    low, high = 0.0, 1.0
-    if delta_of(0.0) <= delta:
-        return 0.0
-    while delta_of(high) > delta:
-        low, high = high, 2 * high
-        if high > 1e6:
-            return math.inf
-    while high - low > 1e-10 * high:
+    low, high = 0.0, 1e4
+    while high - low > 1e-10 * high and high > 1e-12:
         middle = (low + high) / 2
         low, high = (low, middle) if delta_of(middle) <= delta else (middle, high)
     return high
@@ -149,19 +117,14 @@ def log_mix(q, exponent):
     if exponent > 0:
         return exponent + math.log(q + (1 - q) * math.exp(-exponent)) if exponent < 700 else exponent + math.log(q)
     return math.log1p(q * math.expm1(exponent))
-
 class Loss:
     """The composed privacy loss of (mu, q, steps) parts in one direction: "remove", "add" or "replace".
-
     delta(eps) = 1/(2 pi i) int M(s) e^(-s eps) / (s (s + 1)) ds on Re s = c > 0, where M is the moment generating
-    function. The trapezoidal rule adds values of delta at other eps, hence errs upwards.
-    """
-
+    function. The trapezoidal rule adds values of delta at other eps, hence errs upwards."""
     def __init__(self, parts, kind, width):
         self.kind, self.width = kind, width
         self.mu2 = sum(t * ((2 if kind == "replace" else 1) * mu) ** 2 for mu, q, t in parts if q == 1)
         self.parts = [part for part in parts if part[1] < 1]
-
     def nodes(self, mu, q, c):
         """(log weight, loss) over the answers of one step, far enough for moments of order c."""
         width = min(self.width, self.width * 2.5 * max(0.1, 1 / mu))
@@ -176,7 +139,6 @@ class Loss:
                 yield base, -one
             else:
                 yield base + one, one - log_mix(q, -mu * z - mu * mu / 2)
-
     def log_moment(self, c):
         total = c * (c + 1) * self.mu2 / 2
         for mu, q, steps in self.parts:
@@ -184,28 +146,15 @@ class Loss:
             top = max(exponents)
             total += steps * (top + math.log(math.fsum(math.exp(one - top) for one in exponents)))
         return total
-
     def saddle(self, eps):
-        """The c that minimises ln M(c) - c eps - ln c (c + 1), within a tenth, by golden section."""
-        def value(logarithm):
-            c = math.exp(logarithm)
-            return self.log_moment(c) - c * eps - math.log(c * (c + 1))
-        low, high, g = math.log(0.02), math.log(400.0), (math.sqrt(5) - 1) / 2
-        a, b = high - g * (high - low), low + g * (high - low)
-        at_a, at_b = value(a), value(b)
-        while high - low > 0.1:
-            if at_a < at_b:
-                high, b, at_b, a = b, a, at_a, b - g * (b - low)
-                at_a = value(a)
-            else:
-                low, a, at_a, b = a, b, at_b, a + g * (high - a)
-                at_b = value(b)
-        return math.exp((low + high) / 2)
-
+        """About the c that minimises ln M(c) - c eps - ln c (c + 1); any c is valid."""
+        value, c = (lambda c: self.log_moment(c) - c * eps - math.log(c * (c + 1))), 4.0
+        for ratio in (4.0, 2.0, 1.4, 1.15):
+            c = min((min(400.0, max(0.02, c * ratio**k)) for k in range(-3, 4)), key=value)
+        return c
     def delta(self, eps, more):
         """(delta, what truncation can have left out)."""
-        c = self.saddle(eps)
-        scale = self.log_moment(c)
+        scale = self.log_moment(c := self.saddle(eps))
         spread = max(0.0, self.log_moment(c * 1.02) + self.log_moment(c / 1.02) - 2 * scale) / (0.02 * c) ** 2
         h = 2 * math.pi / (more * max(24 * math.sqrt(spread), 60 / c, 3 * eps))
         lines = []
@@ -217,7 +166,7 @@ class Loss:
             turns = [cmath.exp(1j * h * loss) for _, loss in kept]
             lines.append(([complex(weight / mass) for weight, _ in kept], turns, steps))
         total, quiet, j, work = 0.5 / (c * (c + 1)), 0, 0, sum(len(line[0]) for line in lines) or 1
-        while quiet < 30 and j * work < 400 * CHUNKS and j < CHUNKS:
+        while quiet < 30 and j * work < 400 * TERMS and j < TERMS:
             j += 1
             s, product = complex(c, j * h), complex(1.0)
             if self.mu2:
@@ -232,15 +181,12 @@ class Loss:
             quiet = quiet + 1 if abs(term) < 1e-15 / (c * (c + 1)) else 0
         size = math.exp(min(700.0, scale - c * eps)) / math.pi
         return max(0.0, size * total * h), 0.0 if quiet >= 30 else size / (j * h)  # |M(s)| <= M(c)
-
 def parts_of(events):
     """[(1/sigma, rate, steps)], equal mechanisms added up."""
-    merged = {}
-    for event in events:
-        key = (math.sqrt(float(inverse_variance(event))), event["rate"])
+    keys, merged = [(math.sqrt(float(inverse_variance(event))), event["rate"]) for event in events], {}
+    for key, event in zip(keys, events):
         merged[key] = merged.get(key, 0) + event["steps"]
-    return [(mu, q, steps) for (mu, q), steps in merged.items()]
-
+    return [(*key, steps) for key, steps in merged.items()]
 def single_delta(mu, q, kind, eps):
     """Of one subsampled step, exactly: the loss grows with the answer, so that one threshold divides the answers."""
     if kind == "add":  # P the normal law without, Q the mixture with the unit
@@ -251,7 +197,6 @@ def single_delta(mu, q, kind, eps):
     inside = (math.exp(eps) - 1 + q) / q
     z = (math.log(inside) + mu * mu / 2) / mu
     return (1 - q) * normal(-z) + q * normal(mu - z) - math.exp(eps) * normal(-z)
-
 def numeric_delta(events, relation, eps):
     """(delta at eps, its error): the worse direction, on two unlike grids."""
     if any(event["kind"] != "noisy sums" for event in events):
@@ -268,85 +213,68 @@ def numeric_delta(events, relation, eps):
 
 # ------------------------------------------------------------ the card
 def check_events(events):
+    """What an event says twice must agree; an unknown kind cannot be accounted for."""
     for event in events:
         if event["kind"] == "private selection":
             for candidate in event["candidates"]:
                 check_events(candidate)
-            continue
-        if event["kind"] == "raw access":
-            continue
-        if event["kind"] != "noisy sums":
+        elif event["kind"] == "noisy sums":
+            name, sharded = event["name"], event.get("shards") is not None
+            require(0 < event["rate"] <= 1 <= event["steps"] == int(event["steps"]), f"{name!r}: rate or steps")
+            require(event["blocks"] and all(b["noise_multiplier"] > 0 for b in event["blocks"]), f"{name!r}: noise")
+            follows = {"noise_multiplier": float(inverse_variance(event)) ** -0.5, "sensitivity": 1.0 + sharded}
+            follows |= {"scheme": "poisson" if event["rate"] < 1 else "all", "relation": REPLACE if sharded else REMOVE}
+            for key, value in follows.items():
+                said = event.get(key, value)
+                near = said == value or key == "noise_multiplier" and abs(said - value) <= 1e-9 * value
+                require(near, f"event {name!r} says {key} {said}, and its blocks give {value}")
+        elif event["kind"] != "raw access":
             raise Unproved(f"an event of the kind {event['kind']!r}, which this file does not know")
-        name = event["name"]
-        require(0 < event["rate"] <= 1 and event["steps"] >= 1 == event["steps"] % 1 + 1, f"{name!r}: rate or steps")
-        require(event["blocks"] and all(b["noise_multiplier"] > 0 for b in event["blocks"]), f"{name!r}: no noise")
-        sigma, sharded = float(inverse_variance(event)) ** -0.5, event.get("shards") is not None
-        for key, follows in {
-            "noise_multiplier": sigma,
-            "scheme": "all" if event["rate"] == 1 else "poisson",
-            "relation": REPLACE if sharded else REMOVE,
-            "sensitivity": 2.0 if sharded else 1.0,
-        }.items():
-            said = event.get(key, follows)
-            near = abs(said - follows) <= 1e-9 * follows if isinstance(follows, float) else said == follows
-            require(near, f"event {name!r} says {key} {said}, and its blocks give {follows}")
-
 def tally(events):
     """{mechanism: steps}, so that lists can be compared."""
     found = {}
     for event in events:
-        kept = {key: value for key, value in event.items() if key not in ("steps", "noise_multiplier")}
-        key = json.dumps(kept, sort_keys=True)
+        key = json.dumps({k: v for k, v in event.items() if k not in ("steps", "noise_multiplier")}, sort_keys=True)
         found[key] = found.get(key, 0) + event.get("steps", 1)
     return found
-
 def check_card(card):
     """Everything on the card that follows from other entries of the card; epsilon is checked elsewhere."""
     events, accounted = card["events"], card.get("planned") or card["events"]
     check_events(events), check_events(accounted)
     shards = sorted({event["shards"] for event in accounted if event.get("shards") is not None})
     require(card["relation"] == (REPLACE if shards else REMOVE), f"the relation is not {card['relation']!r}")
-    units = f"{' and '.join(map(str, shards))} shards" if shards else "unit"
-    require(card["sampler"] == f"independent Poisson coins, one for each {'of ' if shards else ''}{units}", "the sampler")
+    units = f"of {' and '.join(map(str, shards))} shards" if shards else "unit"
+    require(card["sampler"] == f"independent Poisson coins, one for each {units}", "the sampler is another")
     planned = tally(accounted)
-    require(all(steps <= planned.get(key, 0) for key, steps in tally(events).items()), "more was asked than was planned")
+    require(all(steps <= planned.get(key, 0) for key, steps in tally(events).items()), "more was asked than planned")
     if card["guarantee"] != "certified":
-        require(card["guarantee"] == "no guarantee", "a guarantee is certified or no guarantee")
-        require(card["epsilon"] is None and card["sentence"].startswith("NO GUARANTEE."), "no guarantee, and an epsilon")
-        return
-    require(not card["reasons"], "certified, and there are reasons against it")
-    require("FIXED SEED" not in card["randomness"], "certified, and the noise came from a fixed seed")
+        require(card["guarantee"] == "no guarantee" and card["epsilon"] is None, "no guarantee, and an epsilon")
+        return require(card["sentence"].startswith("NO GUARANTEE."), "the sentence promises something")
+    require(not card["reasons"] and "FIXED SEED" not in card["randomness"], "certified, with reasons against it")
     require(accounted and all(event["kind"] != "raw access" for event in accounted), "certified without paid events")
     require(card["unit"] in ("image", "person"), f"a unit {card['unit']!r}")
     require(card["sentence"] == sentence(card), "the sentence does not say the card's epsilon, delta, unit, best guess")
-    together = card["collection_epsilon"]
+    together, said = card["collection_epsilon"], card.get("gaussian_mu")
     require(together is None or together >= card["epsilon"], "the collection's epsilon is below the release's")
     mu = gaussian_mu(accounted, card["relation"])
-    said = card.get("gaussian_mu")
-    require(said is None or mu is not None and mu * (1 - 1e-9) <= said <= mu * (1 + 1e-4), "mu is not that of the events")
+    require(said is None or mu and mu * (1 - 1e-9) <= said <= mu * (1 + 1e-4), "mu is not that of the events")
     filtered = (card.get("composition") or {}).get("rule") == "renyi filter"
-    require(not (filtered and said is not None), "a mu for runs that were chosen one after the other")
-    require(not (filtered and card["recognised"] is not None), "a trade-off for runs that were chosen one by one")
-
-def commas(value):
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-def to_three(value, towards):
+    require(not filtered or said is card["recognised"] is None, "a trade-off for runs that were chosen one by one")
+def three_digits(value, towards):
     unit = 10.0 ** (math.floor(math.log10(value) + 1e-12) - 2)
     near = round(value / unit)
-    return (near if abs(value / unit - near) < 1e-9 * near else towards(value / unit)) * unit
-
+    value = (near if abs(value / unit - near) < 1e-9 * near else towards(value / unit)) * unit
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 def sentence(card):
     eps, delta, unit = card["epsilon"], card["delta"], card["unit"]
-    factor = "more than 10\u00b2\u00b9" if eps > 50 else commas(to_three(math.exp(eps), math.ceil))
+    factor = "more than 10\u00b2\u00b9" if eps > 50 else three_digits(math.exp(eps), math.ceil)
     return (
         f"Whether or not any one {unit} was in the collection changes the probability of every possible release by at "
         f"most a factor of e^{eps:g}, which is {factor}, except with probability {delta:g}, which is 1 in "
-        f"{commas(to_three(1 / delta, math.floor))}. Someone who guesses whether a given {unit} was in it, and would be "
+        f"{three_digits(1 / delta, math.floor)}. Someone who guesses whether a given {unit} was in it, and would be "
         f"right half the time without the release, can be right at most {100 * card['best_guess']:.1f} % of the time "
         "with it."
     )
-
 def check_epsilon(card, told):
     """That epsilon covers the events, and that the best guess does."""
     eps, delta, relation = card["epsilon"], card["delta"], card["relation"]
@@ -354,75 +282,58 @@ def check_epsilon(card, told):
     events, rule = card.get("planned") or card["events"], card.get("composition") or {"rule": "fixed in advance"}
     order = rule.get("order") if rule["rule"] == "renyi filter" else None
     proved = told["proved"] = proved_epsilon(events, relation, delta, order)
-    guess, definition = card["best_guess"], guess_by_definition(eps, delta)
+    mu, guess, definition = gaussian_mu(events, relation), card["best_guess"], guess_by_definition(eps, delta)
     if order is not None:
         require(eps >= proved * (1 - 1e-9), f"the card states eps {eps:g}, and the filter gives {proved:.6g}")
-        require(guess >= definition - 1e-9, f"a best guess of {guess:g}, and eps and delta allow {definition:.5g}")
-        return
-    if eps >= proved * (1 - 1e-12):
-        told["by"] = "proved bound"
-    mu = gaussian_mu(events, relation)
-    selection = any(event["kind"] != "noisy sums" for event in events)
+        return require(guess >= definition - 1e-9, f"a best guess of {guess:g}, and eps allows {definition:.5g}")
+    told |= {"by": "proved bound"} if eps >= proved * (1 - 1e-12) else {}
     if mu is not None:
         require(eps >= proved * (1 - 1e-12), f"the card states eps {eps:g}, and the events cost {proved:.6g}")
         best = (1 + gaussian_delta(0.0, mu)) / 2
-    elif selection:
+    elif any(event["kind"] != "noisy sums" for event in events):
         require(eps >= proved * (1 - 1e-9), f"the card states eps {eps:g}, and its selection costs {proved:.6g}")
         return  # the best guess follows from Renyi divergences, and is bound by the ledger alone
     else:
         if "by" not in told:
             found, error = numeric_delta(events, relation, eps)
             told |= {"by": "numeric bound", "delta": found, "error": error}
-            require(found - error <= delta * (1 + 1e-4), f"at eps {eps:g} the events have delta {found:.4g}, not {delta:g}")
+            require(found - error <= delta * (1 + 1e-4), f"at eps {eps:g} delta is {found:.4g}, not {delta:g}")
             if found + error > delta * (1 + 1e-3):
-                raise Unproved(f"delta at eps {eps:g} is {found:.4g}, give or take {error:.2g}; proved is eps {proved:.6g}")
+                raise Unproved(f"delta at eps {eps:g} is {found:.4g} +- {error:.2g}; proved is eps {proved:.6g}")
         at_zero, error = numeric_delta(events, relation, 0.0)
         best = (1 + at_zero - error) / 2
     require(guess >= min(1.0, best) - 1e-4, f"the card states a best guess of {guess:g}, and it is {best:.5g}")
-
 def guess_by_definition(eps, delta):
-    factor = math.exp(-eps)
-    return min(1.0, (1 + (1 - factor + 2 * delta * factor) / (1 + factor)) / 2)
+    return min(1.0, (1 + (1 - math.exp(-eps) + 2 * delta * math.exp(-eps)) / (1 + math.exp(-eps))) / 2)
 
 # ------------------------------------------------------------ files
-def unique(pairs):
-    found = dict(pairs)
-    require(len(found) == len(pairs), "an entry is written twice")
-    return found
-
 def parsed(text):
-    def refuse(name):
-        raise Disagrees(f"{name} is not a number")
-    return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
-
-def sha256(data):
-    return hashlib.sha256(data).hexdigest()
-
+    def unique(pairs):
+        require(len(dict(pairs)) == len(pairs), "an entry is written twice")
+        return dict(pairs)
+    return json.loads(text, object_pairs_hook=unique, parse_constant=lambda name: require(False, f"a number {name}"))
+sha256 = lambda data: hashlib.sha256(data).hexdigest()
 def check_weights(folder, card):
     body = (folder / "model.safetensors").read_bytes()
-    require("weights" not in card or sha256(body) == card["weights"], "the weights are not those that the card names")
-    size = int.from_bytes(body[:8], "little")
-    header, end = parsed(body[8 : 8 + size]), 0
+    require(sha256(body) == card.get("weights", sha256(body)), "the weights are not those that the card names")
+    start, end = 8 + int.from_bytes(body[:8], "little"), 0
+    header = parsed(body[8:start])
     require(header.pop("__metadata__", None) == {"sentence": card["sentence"]}, "the weights carry another sentence")
     for name, tensor in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        begin, after = tensor["data_offsets"]
-        require(begin == end, f"bytes before tensor {name!r} belong to no tensor")
-        values = array({"F32": "f", "F64": "d"}.get(tensor["dtype"], "b"), body[8 + size + begin : 8 + size + after])
+        require(tensor["data_offsets"][0] == end, f"bytes before tensor {name!r} belong to no tensor")
+        end = tensor["data_offsets"][1]
+        code = {"F32": "f", "F64": "d"}.get(tensor["dtype"], "b")
+        values = array(code, body[start + tensor["data_offsets"][0] : start + end])
         require(all(map(math.isfinite, values)), f"tensor {name!r} holds numbers that are not finite")
-        end = after
-    require(end == len(body) - 8 - size, "the weights hold bytes that belong to no tensor")
-
+    require(end == len(body) - start, "the weights hold bytes that belong to no tensor")
 def check_page(folder, card):
-    if not (folder / "card.html").exists():
-        return
-    text = html.unescape(re.sub(r"<[^>]+>", "", (folder / "card.html").read_text(encoding="utf-8")))
-    require(card["sentence"] in text, "card.html does not say the card's sentence")
-    if card["guarantee"] == "certified":
-        numbers = f"\u03b5 = {card['epsilon']:g} at \u03b4 = {card['delta']:g}"
-        require(numbers in text, f"card.html does not say {numbers}")
-
+    if (page := folder / "card.html").exists():
+        text = html.unescape(re.sub(r"<[^>]+>", "", page.read_text(encoding="utf-8")))
+        certified = card["guarantee"] == "certified"
+        numbers = f"\u03b5 = {card['epsilon']:g} at \u03b4 = {card['delta']:g}" if certified else "NO GUARANTEE"
+        require(card["sentence"] in text and numbers in text, "card.html does not say the card's sentence and numbers")
 def lines_of(path):
-    """(entry or None where it is withheld, hash of everything up to it) of a ledger or a transcript."""
+    """(entry, or None where it is withheld, and the hash of everything up to it) of a ledger or a transcript."""
     content, found, current, version = path.read_bytes(), [], "0" * 64, None
     require(content.endswith(b"\n"), "the ledger's last line is torn")
     for number, line in enumerate(content[:-1].split(b"\n"), 1):
@@ -436,67 +347,56 @@ def lines_of(path):
         body = line[: end.start()] + b"}"
         entry = parsed(body)
         version = entry.get("version", 1) if version is None else version
-        if version >= 3:
-            current = sha256((current + sha256(body)).encode())
-        else:
-            plain = json.dumps(entry, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-            current = sha256((current + plain).encode())
+        plain = json.dumps(entry, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        current = sha256((current + (sha256(body) if version >= 3 else plain)).encode())
         require(current == end[1].decode(), f"line {number} does not fit the hash chain")
         found.append((entry, current))
     require(found and found[0][0] and found[0][0]["kind"] == "ledger", "the first line is not a ledger's")
     return found
-
 def check_ledger(card, folder, path, whole, notes):
-    lines = lines_of(path)
-    entries, run, first = [entry for entry, _ in lines if entry], card["run"], lines[0][0]
-    side = path.with_name(path.name + ".head")
-    if whole and side.exists():
-        head = parsed(side.read_text())
-        held = 1 <= head["length"] <= len(lines) and lines[head["length"] - 1][1] == head["hash"]
-        require(held, "the ledger has lost lines that its .head names")
-    head = card["ledger_head"]
-    held = 1 <= head["length"] <= len(lines) and lines[head["length"] - 1][1] == head["hash"]
-    require(held, "the card's ledger head is not on this ledger")
+    lines, run, head = lines_of(path), card["run"], card["ledger_head"]
+    entries, first, side = [entry for entry, _ in lines if entry], lines[0][0], path.with_name(path.name + ".head")
+    heads = [(head, "card"), *([(parsed(side.read_text()), ".head")] if whole and side.exists() else [])]
+    for told, where in heads:
+        held = 1 <= told["length"] <= len(lines) and lines[told["length"] - 1][1] == told["hash"]
+        require(held, f"the ledger has lost lines that its {where} names, or is another one")
     require(card.get("ledger", first.get("id")) == first.get("id"), "the card names another ledger")
     mine = lambda kind, one=run: [entry for entry in entries if entry.get("run") == one and entry["kind"] == kind]
     starts, ends = mine("run"), mine("end")
     require(len(starts) == len(ends) == 1, "the run does not have one beginning and one end on the ledger")
-    start, end, known = starts[0], ends[0], "weights" in card
-    if known:
+    start, end = starts[0], ends[0]
+    if "weights" in card:
         require("files" in end and lines[head["length"]][0] == end, "the run's end does not follow the card's head")
         own = json.dumps({**card, "audits": []}, indent=2, ensure_ascii=False) + "\n"
-        require(sha256(own.encode()) == end["files"]["card.json"], "the card is not the one whose hash is on the ledger")
+        require(sha256(own.encode()) == end["files"]["card.json"], "the card is not the one that the ledger names")
         weights = sha256((folder / "model.safetensors").read_bytes())
-        require(weights == end["files"]["model.safetensors"], "the weights are not those whose hash is on the ledger")
+        require(weights == end["files"]["model.safetensors"], "the weights are not those that the ledger names")
     else:
         notes.append("made by an earlier version: nothing binds the weights and the card to the ledger")
-    lineage = [run]
+    lineage, charges, plans = [run], [], {}
     for one in lineage:
         lineage += [p["release"] for p in mine("public", one) if p.get("release") and p["release"] not in lineage]
-        last = mine("end", one)[0] if mine("end", one) else {}
-        shown = sum(1 for entry in entries if entry.get("run") == one)
+        shown, last = sum(entry.get("run") == one for entry in entries), (mine("end", one) or [{}])[0]
         require(last.get("entries", shown) == shown, f"{shown} entries of run {one} are shown, and it has others")
-    require(list(card.get("lineage", lineage[1:])) == lineage[1:], "the card names other earlier releases")
-    charges = [entry for one in lineage for entry in mine("charge", one)]
-    check_events([entry["event"] for entry in charges])
-    require(tally(e["event"] for e in charges) == tally(card["events"]), "the card's events are not those charged")
-    plans = {}
-    for one in lineage:
-        begun = mine("run", one)
-        planned = tally(begun[0].get("plan", {}).get("events", []) if begun else [])
+        planned = tally(event for begun in mine("run", one) for event in begun.get("plan", {}).get("events", []))
         asked = tally(entry["event"] for entry in mine("charge", one))
+        charges += mine("charge", one)
         for key in {*planned, *asked}:
             plans[key] = plans.get(key, 0) + max(planned.get(key, 0), asked.get(key, 0))
+    events = [entry["event"] for entry in charges]
+    check_events(events)
+    require(list(card.get("lineage", lineage[1:])) == lineage[1:], "the card names other earlier releases")
+    require(tally(events) == tally(card["events"]), "the card's events are not those charged")
     require(tally(card.get("planned") or card["events"]) == plans, "the card's plan is not the ledger's")
-    sources = {entry.get("from", entry["run"]) for entry in charges}
-    rule = {"rule": "renyi filter", "order": first.get("order")} if len(sources) > 1 else {"rule": "fixed in advance"}
+    adaptive = len({entry.get("from", entry["run"]) for entry in charges}) > 1
+    rule = {"rule": "renyi filter", "order": first.get("order")} if adaptive else {"rule": "fixed in advance"}
     require(card.get("composition") in (None, rule), "the card joins its events by another rule")
     said, then = (card["method"], card["variant"], card["parameters"]), (start["method"], start["variant"])
     parameters = start.get("parameters", card["parameters"])
     if start["method"] == "measured":  # --release-accuracy: the generator is that of the method inside
         parameters = json.loads(start["parameters"]["settings"])
         then = start["parameters"]["base"], parameters["variant"]
-    selected = any(entry["event"]["kind"] == "private selection" for entry in charges)
+    selected = any(event["kind"] == "private selection" for event in events)
     require(selected or said == (*then, parameters), "method, variant or parameters are not those of the ledger")
     if card["guarantee"] == "certified":
         trusted = not (start["seeded"] or mine("seeded") or mine("own code"))
@@ -504,69 +404,56 @@ def check_ledger(card, folder, path, whole, notes):
         limit = first["limit"]
         require((limit["unit"], limit["delta"]) == (card["unit"], card["delta"]), "the ledger has another unit or delta")
     check_noise(entries, lineage)
-    if whole and card["collection_epsilon"] is not None and card["delta"]:
-        before = [entry for entry, _ in lines[: head["length"]] if entry["kind"] == "charge"]
-        runs = {entry.get("from", entry["run"]) for entry in before}
+    if not whole:
+        return notes.append("a transcript hides what other runs have spent: collection_epsilon is not checked")
+    before = [entry for entry, _ in lines[: head["length"]] if entry["kind"] == "charge"]
+    if len({entry.get("from", entry["run"]) for entry in before}) > 1 and card["guarantee"] == "certified":
         spent = [entry["event"] for entry in before]
-        if len(runs) > 1:
-            kinds = REPLACE if any(event.get("shards") is not None for event in spent) else REMOVE
-            bound = proved_epsilon(spent, kinds, card["delta"], first["order"])
-            require(card["collection_epsilon"] >= bound * (1 - 1e-9), f"the collection's epsilon is {bound:.6g}")
-    elif not whole:
-        notes.append("a transcript does not show what other runs have spent: collection_epsilon is not checked")
-
+        kind = REPLACE if any(event.get("shards") is not None for event in spent) else REMOVE
+        bound = proved_epsilon(spent, kind, card["delta"], first["order"])
+        require(card["collection_epsilon"] >= bound * (1 - 1e-9), f"the collection's epsilon is {bound:.6g}")
 def check_noise(entries, lineage):
-    """Every answer that is described had sqrt(G) times its block's noise on each of G groups, and was charged before."""
-    groups, charged, blocks = {}, {}, {}
-    for entry in entries:
-        if entry.get("run") not in lineage:
-            continue
+    """Every answer was charged before, and had sqrt(G) times its block's noise on each of its G groups."""
+    groups, blocks = {}, {}
+    for entry in (entry for entry in entries if entry.get("run") in lineage):
         for answer in entry.get("answers", ()):
-            event, block = (entry["run"], answer["event"]), answer["block"]
-            key = (*event, block)
-            groups[key] = answer.get("groups", groups.get(key))
-            require(groups[key] and charged.get(event), f"an answer to {answer['event']!r} that was not charged")
-            for group in groups[key]:
-                wanted = math.sqrt(len(groups[key])) * blocks[event].get(block, math.inf) * group["clip_norm"]
-                require(group["standard_deviation"] >= wanted * (1 - 1e-9), f"too little noise on {block!r}")
+            key = entry["run"], answer["event"], answer["block"]
+            require(key in blocks, f"an answer to {answer['event']!r} that was not charged")
+            found = groups[key] = answer["groups"] if "groups" in answer else groups[key]
+            for group in found:
+                wanted = math.sqrt(len(found)) * blocks[key] * group["clip_norm"]
+                require(group["standard_deviation"] >= wanted * (1 - 1e-9), f"too little noise on {answer['block']!r}")
         if entry["kind"] == "charge" and entry["event"]["kind"] == "noisy sums":
-            event = (entry["run"], entry["event"]["name"])
-            charged[event] = charged.get(event, 0) + entry["event"]["steps"]
-            blocks[event] = {block["name"]: block["noise_multiplier"] for block in entry["event"]["blocks"]}
+            for block in entry["event"]["blocks"]:
+                blocks[entry["run"], entry["event"]["name"], block["name"]] = block["noise_multiplier"]
 
 # ------------------------------------------------------------ signature (RFC 8032, section 5.1.7)
 def ed25519_holds(public, signature, message):
     p, order = 2**255 - 19, 2**252 + 27742317777372353535851937790883648493
     d = -121665 * pow(121666, p - 2, p) % p
     def add(P, Q):
-        a, b = (P[1] - P[0]) * (Q[1] - Q[0]) % p, (P[1] + P[0]) * (Q[1] + Q[0]) % p
-        c, e = 2 * P[3] * Q[3] * d % p, 2 * P[2] * Q[2] % p
+        a, b, c = (P[1] - P[0]) * (Q[1] - Q[0]), (P[1] + P[0]) * (Q[1] + Q[0]), 2 * P[3] * Q[3] * d
+        e = 2 * P[2] * Q[2]
         return (b - a) * (e - c) % p, (e + c) * (b + a) % p, (e - c) * (e + c) % p, (b - a) * (b + a) % p
-    def times(s, P):
-        Q = (0, 1, 1, 0)
+    def times(s, P, Q=(0, 1, 1, 0)):
         while s:
             Q, P, s = add(Q, P) if s & 1 else Q, add(P, P), s >> 1
         return Q
     def point(data):
-        y, sign = int.from_bytes(data, "little") & (2**255 - 1), data[31] >> 7
+        y = int.from_bytes(data, "little") & (2**255 - 1)
         square = (y * y - 1) * pow(d * y * y + 1, p - 2, p) % p
         x = pow(square, (p + 3) // 8, p)
         x = x * pow(2, (p - 1) // 4, p) % p if (x * x - square) % p else x
-        require(y < p and not (x * x - square) % p, "the signature is not one")
-        x = p - x if x & 1 != sign else x
-        return x, y, 1, x * y % p
-    base = point((4 * pow(5, p - 2, p) % p).to_bytes(32, "little"))
-    s = int.from_bytes(signature[32:], "little")
+        require(len(data) == 32 and y < p and not (x * x - square) % p, "the signature is not one")
+        return (p - x if x & 1 != data[31] >> 7 else x), y, 1, (p - x if x & 1 != data[31] >> 7 else x) * y % p
+    s, base = int.from_bytes(signature[32:], "little"), point((4 * pow(5, p - 2, p) % p).to_bytes(32, "little"))
     k = int.from_bytes(hashlib.sha512(signature[:32] + public + message).digest(), "little") % order
     left, right = times(s, base), add(point(signature[:32]), times(k, point(public)))
     return len(signature) == 64 and s < order and all((left[i] * right[2] - right[i] * left[2]) % p == 0 for i in (0, 1))
-
 def check_signature(folder, card, key, notes):
-    path = folder / "signature.json"
-    if not path.exists():
-        require(key is None, "the release is not signed")
-        return
-    entry = parsed(path.read_text())
+    if not (folder / "signature.json").exists():
+        return require(key is None, "the release is not signed")
+    entry = parsed((folder / "signature.json").read_text())
     signed, named = entry["signed"], bytes.fromhex(entry["public_key"])
     message = json.dumps(signed, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     require(ed25519_holds(named, base64.b64decode(entry["signature"]), message), "the signature does not hold")
@@ -574,48 +461,39 @@ def check_signature(folder, card, key, notes):
         require(signed.get(name) == sha256((folder / name).read_bytes()), f"{name} was changed after it was signed")
     require((signed["run"], signed["ledger_head"]) == (card["run"], card["ledger_head"]), "another run was signed")
     if key is None:
-        notes.append("signed by the key that the signature names itself; --key says whose that must be")
-        return
-    wanted = base64.b64decode("".join(Path(key).read_text().split("-----")[2].split()))[-32:]
-    require(wanted == named, "another key signed the release")
-
+        return notes.append("signed by the key that the signature names itself; --key says whose that must be")
+    require(base64.b64decode("".join(key.read_text().split("-----")[2].split()))[-32:] == named, "another key signed it")
 def verify(release, ledger=None, transcript=None, key=None):
     """{"status", "verdict", "notes", ...} of a release's folder."""
-    folder = release / "release" if (release / "release").is_dir() else release
-    notes, told = [], {}
+    folder, notes, told = release / "release" if (release / "release").is_dir() else release, [], {}
     try:
         card = parsed((folder / "card.json").read_text(encoding="utf-8"))
-        check_card(card)
-        check_weights(folder, card)
-        check_page(folder, card)
-        check_signature(folder, card, key, notes)
+        check_card(card), check_weights(folder, card), check_page(folder, card), check_signature(folder, card, key, notes)
         if ledger or transcript:
             check_ledger(card, folder, ledger or transcript, ledger is not None, notes)
-        if card["guarantee"] != "certified":
-            return {"status": 0, "verdict": "the card promises nothing, so that there is nothing to prove", "notes": notes}
-        check_epsilon(card, told)
-        if not (ledger or transcript):
-            raise Unproved("the card fits its events; that these are all there were, only a ledger or a transcript shows")
-        verdict = f"eps {card['epsilon']:g} at delta {card['delta']:g} per {card['unit']} agrees with the ledger"
-        return {"status": 0, "verdict": verdict, "notes": notes, **told}
+        verdict, status = "the card promises nothing, so that there is nothing to prove", 0
+        if card["guarantee"] == "certified":
+            check_epsilon(card, told)
+            if not (ledger or transcript):
+                raise Unproved("the card fits its events; that these are all, only a ledger or a transcript shows")
+            verdict = f"eps {card['epsilon']:g} at delta {card['delta']:g} per {card['unit']} agrees with the ledger"
     except Unproved as gap:
-        return {"status": 2, "verdict": f"cannot prove: {gap}", "notes": notes, **told}
-    except (Disagrees, KeyError, TypeError, ValueError, IndexError, ArithmeticError, OSError) as wrong:
-        return {"status": 1, "verdict": f"DISAGREES: {type(wrong).__name__}: {wrong}", "notes": notes, **told}
-
+        status, verdict = 2, f"cannot prove: {gap}"
+    except (Disagrees, KeyError, TypeError, ValueError, IndexError, ArithmeticError, AttributeError, OSError) as wrong:
+        status, verdict = 1, f"DISAGREES: {wrong if isinstance(wrong, Disagrees) else repr(wrong)}"
+    return {"status": status, "verdict": verdict, "notes": notes, **told}
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("release", type=Path)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--ledger", type=Path)
     shown.add_argument("--transcript", type=Path)
-    parser.add_argument("--key", help="the public ed25519 key (PEM) that must have signed the release")
+    parser.add_argument("--key", type=Path, help="the public ed25519 key (PEM) that must have signed the release")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     found = verify(asked.release, asked.ledger, asked.transcript, asked.key)
-    print(json.dumps(found, indent=1) if asked.json else found["verdict"])
-    if not asked.json:
-        print(*(f"note: {one}" for one in found["notes"]), sep="\n", end="\n" if found["notes"] else "")
+    notes = "".join(f"\nnote: {one}" for one in found["notes"])
+    print(json.dumps(found, indent=1) if asked.json else found["verdict"] + notes)
     sys.exit(found["status"])
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from paper_page import by_entry, page
 from sfumato.cli.console import console
+from sfumato.cli.experiment import print_result
 from sfumato.cli.main import main
-from sfumato.cli.reproduce import print_result
 from sfumato.durations import duration
 from sfumato.experiments.datasets import DatasetLocator
 from sfumato.experiments.papers.catalogue import catalogue, state
@@ -22,7 +23,6 @@ from sfumato.experiments.papers.result import Compared
 from sfumato.experiments.results import DataUsed, Measured, Provenance, ResultRow, ResultSet, load_results
 from sfumato.methods import METHODS
 from sfumato.planning.costs import costs
-from sfumato.report.paper_page import by_entry, page
 from sfumato.report.papers import draw, lines, standalone
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -50,18 +50,6 @@ def test_the_list_has_every_entry(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         assert all(0 < seconds < most for seconds in costs), max(costs)
 
 
-def test_the_list_says_how_many_entries_have_results(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(DOCS.parent)
-    monkeypatch.setattr(sys, "argv", ["sfumato", "reproduce", "list", "--data", "nowhere"])
-    with pytest.raises(SystemExit):
-        main()
-    printed = " ".join(capsys.readouterr().out.split())
-    [found] = re.findall(r"By docs/results: (.* not run)\.", printed)
-    assert f"39 entries; {found}." in (DOCS / "results" / "reproduction.md").read_text()
-
-
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     for name in ("64-train", "64-test", "128-train", "128-test"):
         (tmp_path / "celeba").mkdir(exist_ok=True)
@@ -86,7 +74,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    """Written by: sfumato reproduce page"""
+    """Written by: python docs/tools/render.py"""
     results = load_results(DOCS / "results").values()
     assert (DOCS / "results" / "reproduction.md").read_text() == page(by_entry(list(results)))
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def ledger(
-    path: Annotated[Path, typer.Argument(metavar="LEDGER", help="The ledger's file.")],
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="LEDGER", help="The ledger's file; with --transcript, a run's folder does as well."),
+    ],
     *,
     create: Annotated[bool, typer.Option("--create", help="Start a ledger for several runs.")] = False,
     budget: BudgetOptions,
@@ -28,10 +31,17 @@ def ledger(
     ] = None,
     key: Annotated[Path | None, typer.Option(help="The public ed25519 key (PEM) that must have signed it.")] = None,
     sign: Annotated[Path | None, typer.Option(help="Sign the release with this ed25519 key (PEM).")] = None,
+    transcript: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write what may be published with a release: its run's lines, hashes of all others."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show, verify or create a collection's ledger.
 
+    With --transcript FILE, LEDGER is the run's folder, or the collection's ledger with --release RELEASE.
     Exit status 1 if the release's card states what the ledger does not bear out, or its signature does not hold.
     """
     from sfumato.privacy import Ledger
@@ -44,6 +54,8 @@ def ledger(
         raise ValueError("--epsilon, --delta and --unit belong to --create; an existing ledger has its own")
     if release is None and (key is not None or sign is not None):
         raise ValueError("--key and --sign belong to --release, which names the release that they are about")
+    if transcript is not None:
+        return _write_transcript(path, release, transcript)
     facts = _facts(Ledger.read(path), release, key, sign)
     if as_json:
         print_json(facts)
@@ -51,6 +63,19 @@ def ledger(
         _say(facts, release)
     if facts.get("disagreements") or facts.get("signature_error"):
         raise typer.Exit(1)
+    return None
+
+
+def _write_transcript(path: Path, release: Path | None, out: Path) -> None:
+    from sfumato.privacy import Ledger
+    from sfumato.release.transcript import run_of, write_transcript
+    from sfumato.training.run_folder import release_folder
+
+    if release is None and not path.is_dir():
+        raise ValueError("--release RELEASE says whose transcript it is; or give the run's folder instead of a ledger")
+    run = run_of(release_folder(release or path))
+    write_transcript(Ledger.read(path / "ledger.jsonl" if path.is_dir() else path), run, out)
+    say(f"Written: {out}. It holds no private number; other runs on the ledger are hashes in it, whose count shows.")
 
 
 def _facts(found: Ledger, release: Path | None, key: Path | None, sign: Path | None) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def _page(page: Path, card: Card) -> list[str]:
 def disagreements(card: Card, ledger: Ledger) -> list[str]:
     """What the card states and the ledger does not bear out, a sentence each; empty if everything fits."""
     head, run = card.ledger_head, card.run
-    if not ledger.holds(head.length, head.hash) or not ledger.knows(run):
+    if head.length < 1 or not ledger.holds(head.length, head.hash) or not ledger.knows(run):
         return ["its spending is not on this ledger"]
     entry, events = ledger.run_entry(run), ledger.release_events(run)
     found = _unbound(card, ledger)

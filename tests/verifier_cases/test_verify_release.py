@@ -1,0 +1,93 @@
+"""``verifier/verify_release.py`` agrees with honest releases, and sees what was changed."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import verify_release  # type: ignore[import-not-found]
+
+from sfumato.privacy import Block, SubsampledGaussian
+from sfumato.privacy.accounting import epsilon
+from verifier_cases.releases import METHOD_CASES, OTHER_CASES, made
+
+SCRIPT = Path(__file__).parents[2] / "verifier" / "verify_release.py"
+QUICK = ("dp-merf certified", "gs-wgan certified", *OTHER_CASES)
+
+
+@pytest.mark.parametrize(
+    "case", [*QUICK, *(pytest.param(one, marks=pytest.mark.long) for one in METHOD_CASES if one not in QUICK)]
+)
+def test_an_honest_release_agrees(tmp_path: Path, case: str) -> None:
+    folder = made(case, tmp_path / "run")
+    for given in ({"ledger": folder / "ledger.jsonl"}, {"transcript": folder / "transcript.jsonl"}):
+        found = verify_release.verify(folder, **given)
+        assert found["status"] == 0, found
+    alone = verify_release.verify(folder)
+    assert alone["status"] == 2 and "only a ledger or a transcript" in alone["verdict"]
+    withheld = (folder / "transcript.jsonl").read_text().count("withheld")
+    if case == "second run on the ledger":
+        assert withheld > 2, "another run's lines"
+    elif case == "dp-merf certified":
+        assert withheld == 0
+
+
+def test_it_runs_alone_and_needs_nothing_installed(tmp_path: Path) -> None:
+    folder = made("dp-merf certified", tmp_path / "run")
+    text = SCRIPT.read_text()
+    assert len(text.splitlines()) <= 500 and "sfumato" not in [
+        word
+        for line in text.splitlines()
+        if line.startswith(("import", "from"))
+        for word in line.replace(",", "").split()
+    ]
+    command = [sys.executable, "-I", "-S", str(SCRIPT), str(folder), "--transcript", str(folder / "transcript.jsonl")]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert asked.returncode == 0 and "agrees with the ledger" in asked.stdout
+    assert json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True).stdout)["status"] == 0
+
+
+SETTINGS = [
+    (rate, noise, steps)
+    for rate, noise, steps in [
+        (1.0, 2.0, 1),
+        (1.0, 6.0, 3),
+        (0.5, 3.0, 20),
+        (0.1, 1.126, 300),
+        (0.1, 0.8, 300),
+        (0.05, 1.0, 500),
+        (0.02, 0.7, 1000),
+        (0.02, 2.51, 1000),
+        (0.01, 1.0, 2000),
+        (0.1, 6.585, 1),
+    ]
+]
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-9, 1e-11, 1e-13])
+@pytest.mark.parametrize(("rate", "noise", "steps"), SETTINGS)
+def test_the_accountant_understates_no_delta(rate: float, noise: float, steps: int, delta: float) -> None:
+    """At the accountant's ε, the second accountant's δ is at most the δ that was asked for."""
+    event = SubsampledGaussian("sum", (Block("sum", noise),), rate, steps)
+    stated = epsilon([event], delta)
+    assert math.isfinite(stated)
+    if rate == 1:
+        found, error = verify_release.gaussian_delta(stated, math.sqrt(steps) / noise), 0.0
+    else:
+        found, error = verify_release.numeric_delta([event.to_json()], verify_release.REMOVE, stated)
+    assert found - error <= delta * (1 + 1e-6)
+    assert stated <= verify_release.proved_epsilon([event.to_json()], verify_release.REMOVE, delta) * 1.02
+
+
+def test_replacement_and_single_steps() -> None:
+    """Against δ of the unsampled Gaussian, to which both forms tend as the rate tends to one."""
+    event = SubsampledGaussian("sum", (Block("sum", 2.0),), 1 - 1e-9, 1, shards=None).to_json()
+    for eps in (0.0, 0.5, 2.0):
+        exact = verify_release.gaussian_delta(eps, 0.5)
+        assert verify_release.numeric_delta([event], verify_release.REMOVE, eps)[0] == pytest.approx(exact, rel=1e-6)
+        twice = verify_release.gaussian_delta(eps, 1.0)
+        assert verify_release.numeric_delta([event], verify_release.REPLACE, eps)[0] == pytest.approx(twice, rel=1e-6)
