@@ -1,13 +1,15 @@
-"""What holds for every test: one thread, since the processes already fill the cores, and nothing left to chance.
+"""What holds for every test: one thread, since the processes already fill the cores, and no chance.
 
-Where the program asks the operating system for a key (of the noise, of a selection, of what is held out), it gets
-numbers of a generator that starts anew with every test and with every fixture that several tests share. A test of the
-law of some noise then passes always or never. Processes that a test starts or forks draw their own.
+A run without a seed draws its key from the operating system, and so do a selection and a hold-out. In tests of this
+process these draws follow from the name of the test or fixture and the number of those before, whatever else ran: noise
+is as good, and a test that fails once fails always. Processes that a test starts or forks draw their own.
 """
 
+import hashlib
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Generator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,40 +21,60 @@ from sfumato.privacy import randomness, selection
 
 torch.set_num_threads(1)
 
-_GENERATOR, _PROCESS = random.Random(), os.getpid()
+
+class FixedKeys:
+    """Stands for the operating system: the same keys whenever ``name`` is the same."""
+
+    def __init__(self) -> None:
+        self.name, self.drawn, self._process = "", 0, os.getpid()
+
+    def begin(self, name: str) -> None:
+        self.name, self.drawn = name, 0
+        torch.manual_seed(4021)  # initial weights and made-up images; unlike the seeds of single tests
+
+    def urandom(self, size: int) -> bytes:
+        if os.getpid() != self._process:
+            return os.urandom(size)
+        self.drawn += 1
+        return hashlib.shake_256(f"{self.name} {self.drawn}".encode()).digest(size)
+
+    def token_hex(self, size: int) -> str:
+        return self.urandom(size).hex()
+
+    def SystemRandom(self) -> random.Random:
+        return random.Random(self.urandom(32))
+
+    def randbelow(self, below: int) -> int:
+        return self.SystemRandom().randrange(below)
 
 
-def _random_bytes(count: int) -> bytes:
-    return _GENERATOR.randbytes(count) if os.getpid() == _PROCESS else os.urandom(count)
+keys = FixedKeys()
+randomness.os = SimpleNamespace(**{**vars(os), "urandom": keys.urandom})  # type: ignore[attr-defined]
+holdout.secrets = scored.secrets = selection.secrets = keys  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Initial weights, made-up images and keys do not depend on which tests ran before."""
-    torch.manual_seed(4021)  # unlike the seeds of single tests
-    _GENERATOR.seed(item.nodeid)
+    """Nothing depends on which tests ran before."""
+    keys.begin(item.nodeid)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Iterator[object]:
-    """A fixture that tests share does not depend on which of them comes first."""
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+    """A fixture that tests share is the same whichever of them comes first, and changes nothing for that one."""
     if fixturedef.scope == "function":
         return (yield)
-    before, weights = _GENERATOR.getstate(), torch.get_rng_state()
-    _GENERATOR.seed(f"{fixturedef.baseid} {fixturedef.argname}")
-    torch.manual_seed(4021)
+    name, drawn, state = keys.name, keys.drawn, torch.get_rng_state()
+    keys.begin(f"{fixturedef.baseid} {fixturedef.argname}")
     try:
         return (yield)
     finally:
-        _GENERATOR.setstate(before)
-        torch.set_rng_state(weights)
+        keys.name, keys.drawn = name, drawn
+        torch.set_rng_state(state)
 
 
-randomness.os = SimpleNamespace(urandom=_random_bytes)  # type: ignore[attr-defined]
-_secrets = SimpleNamespace(
-    SystemRandom=lambda: _GENERATOR,
-    randbelow=_GENERATOR.randrange,
-    token_hex=lambda count: _random_bytes(count).hex(),
-)
-for _module in (selection, scored, holdout):
-    _module.secrets = _secrets  # type: ignore[attr-defined]
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note a test that failed and is run again, as CI does, in the file that .ci/run prints last."""
+    if report.outcome == "rerun" and "PYTEST_XDIST_WORKER" not in os.environ and "UNSTEADY" in os.environ:
+        with Path(os.environ["UNSTEADY"]).open("a", encoding="utf-8") as file:
+            file.write(f"{report.nodeid}\n")
