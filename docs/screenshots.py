@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests python docs/screenshots.py FOLDER
 
-``FOLDER`` keeps the run; with one that is finished only the pictures are made again. The comparison is that of
-docs/results/comparison.md, rendered from its numbers without its samples. The pictures are written to docs/images.
+``FOLDER`` keeps the run; with one that is finished only the pictures are made again. The pictures
+are written to docs/images.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -19,24 +18,18 @@ from PIL import Image
 
 from browser import DESKTOP, PHONE, Browser
 from sfumato.data.digits import draw_digits
-from sfumato.experiments.comparison import ComparedMethod, ComparedMetric, ComparisonResult, Summary
-from sfumato.experiments.results import ResultRow, ResultSet
-from sfumato.release.pages import data_address
-from sfumato.report.comparison import comparison_page
 
 IMAGES = Path(__file__).parent / "images"
 SETTINGS = ("features=1000", "iterations=500", "batch_size=100", "learning_rate=0.003", "length_scale=5")
 NOTES = ("purpose=teaching", "controller=Example Hospital", "contact=data@example.org", "retention=until 2030")
-RESULTS = Path(__file__).parent / "results" / "transcribed-comparison.json"
 
 
 def main(folder: Path) -> None:
     """Make all pictures."""
-    run, comparison = folder / "run", folder / "comparison.html"
+    run = folder / "run"
     if not (run / "public.html").exists():
         make_run(folder, run)
-    comparison.write_text(comparison_text(), encoding="utf-8")
-    show({"public": run / "public.html", "internal": run / "internal" / "internal.html", "comparison": comparison})
+    show({"public": run / "public.html", "internal": run / "internal" / "internal.html"})
 
 
 def show(pages: dict[str, Path]) -> None:
@@ -70,48 +63,6 @@ def make_run(folder: Path, run: Path) -> None:
     sfumato("evaluate", synthetic, *real, "--run", str(run))
     sfumato("audit", "release", str(run), "--pairs", "4")
     sfumato("report", str(run))
-
-
-def comparison_text() -> str:
-    """The page of the comparison on MNIST, from its result file."""
-    rows = ResultSet.load(RESULTS).rows
-    facts = {"data": "mnist", "protocol": "sinkhorn", "unit": "image", "images": 10_000}
-    about = {"versions": {}, "counts": None, "left_out": []}
-    composed = {"epsilon": 84.6, "delta": 1e-5, "ledgers": 36}
-    result = ComparisonResult(facts, "cuda", about, composed, tuple(map(entry, rows)), (), {})
-    blank = data_address(Image.new("L", (1, 1), 255))
-    return comparison_page(result, [blank] * len(rows))
-
-
-def entry(row: ResultRow) -> ComparedMethod:
-    """A row of the result file as an entry of a comparison."""
-
-    def summary(name: str, scale: float = 1.0) -> Summary:
-        found = row.values[name]
-        return Summary(found.mean * scale, None if found.std is None else found.std * scale, ())
-
-    metrics = []
-    for name in ("LR", "MLP", "CNN"):
-        about = {"heading": f"{name} accuracy, % ↑", "metric": "accuracy", "classifier": name}
-        metrics.append(ComparedMetric(**asdict(summary(name, 0.01)), **about))
-    metrics.append(ComparedMetric(**asdict(summary("FID")), heading="FID ↓", metric="fid"))
-    return ComparedMethod(
-        method=row.method or "",
-        variant="certified",
-        name=row.method or "",
-        paper="",
-        parameters={},
-        epsilon=row.epsilon or 0.0,
-        spent=row.epsilon or 0.0,
-        runs=("0", "1"),
-        metrics=tuple(metrics),
-        worst_class=None,
-        seconds=summary("seconds"),
-        peak_memory=summary("peak MiB", 2.0**20),
-        peak_device_memory=summary("peak MiB of the device", 2.0**20).mean,
-        threads=1,
-        resumed=0,
-    )
 
 
 def sfumato(*words: str) -> None:

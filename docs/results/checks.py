@@ -37,7 +37,7 @@ def lines(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 def exactness() -> str:
     """The largest movement of a sum over identical, opposite and random records and all batch sizes."""
     rows = []
-    for name in ("engine-exactness-cpu", "engine-exactness-cpu-wide", "engine-exactness-h200"):
+    for name in ("engine-exactness-cpu", "engine-exactness-cpu-wide"):
         found = load(name)
         for row in found["rows"]:
             kinds = [row[kind] for kind in ("identical", "opposite", "random")]

@@ -234,7 +234,8 @@ def script(path: str) -> ModuleType:
 def _results_page(text: str) -> str:
     from paper_page import by_entry, page
 
-    return page(by_entry(list(load_results(DOCS / "results").values())))
+    known = load_results(DOCS / "results").values()
+    return page(by_entry([one for one in known if one.provenance.commit]))
 
 
 def _from_result(path: str, page: Path) -> str:

@@ -35,7 +35,8 @@ on the ledgers of the trainings beside it; ? was not checked, ∞ is without noi
 trainings that protect an image are never averaged together: the unit has a column.
 **Numbers of the small scale reproduce nothing**: they show that the entry runs. At full scale *equal* means within two
 deviations, 2 points, 0.03 of a share or 10 of FID. A row that is ~~struck through~~ is superseded, for the reason given
-above its table. All of it is computed from real test images and is NOT PRIVATE.
+above its table. Results of which the commit is not known are left out. All of it is computed from real test images and
+is NOT PRIVATE.
 """
 
 
@@ -128,7 +129,8 @@ def _section(paper: Paper, entry: Entry, results: Mapping[str, ResultSet]) -> st
     deltas = ", ".join(f"{delta:g}" for delta in sorted({row.delta for row in result.rows}))
     facts = [
         _command(name, result),
-        f"Measured on {made.device}, torch {made.versions.get('torch', 'unknown')}, δ = {deltas}{protocol}.",
+        f"Measured at commit {(made.commit or 'unknown')[:7]} on {made.device}, "
+        f"torch {made.versions.get('torch', 'unknown')}, δ = {deltas}{protocol}.",
         *caption(entry, result),
     ]
     facts += sorted({f"**Superseded:** {row.superseded}." for row in result.rows if row.superseded})
@@ -142,11 +144,7 @@ def _section(paper: Paper, entry: Entry, results: Mapping[str, ResultSet]) -> st
 
 
 def _command(name: str, result: ResultSet) -> str:
-    """The command that made the result, or what did before there was one, and the command that measures it again."""
-    command, words = f"`sfumato reproduce {name} --scale {result.scale} --data DATA`", result.provenance.command.split()
-    if words[0] != "python":
-        return command
-    return f"Made by version 0.1.0's `{words[1]}`, which is no longer there; {command} measures it again."
+    return f"`sfumato reproduce {name} --scale {result.scale} --data DATA`"
 
 
 def _absent(rows: Sequence[Compared], shown: Collection[str]) -> list[str]:

@@ -112,6 +112,9 @@ def region_table(selector: Selector, results: Mapping[str, ResultSet]) -> str:
     else:
         text = _flat(shown, measures, DAGGER * every)
     text += f"\n{TRANSCRIBED}\n" if some else ""
+    made = [file.provenance.commit for file in files]
+    commits = sorted({commit[:7] for commit in made if commit})
+    text += f"\nMeasured at commit {', '.join(commits)}.\n" if commits else ""
     halves = sorted({row.setting for row in rows if row.arithmetic != "float32"})
     text += f"\nClassifiers that were trained in bfloat16: {', '.join(halves)}.\n" if halves else ""
     reasons = sorted({row.superseded for row in rows if row.superseded})

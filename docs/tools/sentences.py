@@ -24,7 +24,6 @@ from sfumato import DP2VAE, DPPM, GSWGAN, PRIVAE, DPDiffusion, DPLFlow, Method
 from sfumato.evaluation.protocols import PROTOCOLS
 from sfumato.experiments.datasets import datasets
 from sfumato.experiments.papers.entries import find as find_entry
-from sfumato.experiments.papers.result import compared
 from sfumato.experiments.results import ResultRow, load_results
 from sfumato.methods import find
 from sfumato.networks.generators import Critic
@@ -49,11 +48,6 @@ def row(file: str, setting: str, data: str, budget: float | None) -> ResultRow:
     return found
 
 
-def cnn(file: str, setting: str, data: str, budget: float | None) -> float:
-    """Its CNN accuracy, as a page prints it."""
-    return round(row(file, setting, data, budget).values["CNN"].mean, 1)
-
-
 def event(noise: float, rate: float = 1.0, steps: int = 1) -> SubsampledGaussian:
     return SubsampledGaussian("train", (Block("sum", noise),), sampling_rate=rate, steps=steps)
 
@@ -70,33 +64,10 @@ def pitfalls() -> Iterator[str]:
 RECORD = "DP²-VAE, posterior of each record"
 
 
-def gaps(key: str, name: str, setting: str, *data: str) -> list[float]:
-    """How far our CNN accuracies on MNIST and Fashion-MNIST are above those that a paper prints, in its order."""
-    paper, entry = find_entry(key, name)
-    found = []
-    for one in compared(paper, entry, RESULTS[f"{key}-{name}-full"].rows):
-        value = one.printed.get("CNN")
-        wanted = one.setting.name == setting and one.case.data in (data or ("mnist", "fashion-mnist"))
-        if wanted and one.ours is not None and value is not None:
-            found.append(round(one.ours.values["CNN"].mean, 1) - value.mean)
-    return found
-
-
 def printed_epsilons() -> Iterator[str]:
     yield f"4.5 gives ε = {epsilon([event(4.5, 0.1, 300)], DELTA):.2f} rather than 1"
     spent = [DPLFlow.as_in_the_paper(claimed_epsilon=claimed).plan(Budget(20.0, DELTA)).epsilon for claimed in (10, 1)]
     yield f"accounts for one clip of C: ε = {spent[0]:.2f} and {spent[1]:.2f}"
-    above = []
-    for name, setting in (("table-1", "DP-LFlow"), ("table-2", "DP-LFlow")):
-        above += gaps("dp-lflow", name, setting)
-    yield (
-        f"{min(above):.1f} to {max(above):.1f} points above what the paper prints for an ε that is really "
-        f"{spent[1]:.2f} or {spent[0]:.2f}"
-    )
-    assert all(gap > 0 for name in ("table-1", "table-2") for gap in gaps("dp2-vae", name, RECORD))
-    fashion = [-gap for gap in gaps("dppm", "table-1", "DPPM, certified", "fashion-mnist")]
-    assert min(gaps("dppm", "table-1", "DPPM, certified", "mnist")) > 0
-    yield "**Price.** {:.1f} and {:.1f} points on Fashion-MNIST, none visible on MNIST".format(*fashion)
     ten, three = (PRIVAE.as_in_the_paper(claimed_epsilon=claimed).plan(Budget(20.0, DELTA)) for claimed in (10, 3))
     yield f"{ten.epsilon:.1f} for a claimed 10, and {three.epsilon:.2f} for a claimed 3"
     stored = json.loads((DOCS / "results" / "case-studies.json").read_text(encoding="utf-8"))["case_studies"]
@@ -126,39 +97,6 @@ def front() -> Iterator[str]:
     used = row("dppm-table-1-full", "DPPM, certified", "mnist", 1).parameters
     assert (used["steps"], used["draws"]) != (DPPM().steps, DPPM().draws)
     yield "except for DPPM at ε 1 (`dppm-1` of `experiments/methods.toml`)"
-
-
-def compared_on_mnist() -> Iterator[str]:
-    own = {
-        ("DP-LFlow", 1): cnn("dp-lflow-table-2-full", "DP-LFlow", "mnist", 1),
-        ("DP-LFlow", 10): cnn("dp-lflow-table-1-full", "DP-LFlow", "mnist", 10),
-        ("DP²-VAE", 1): cnn("dp2-vae-table-2-full", RECORD, "mnist", 1),
-        ("DP²-VAE", 10): cnn("dp2-vae-table-1-full", RECORD, "mnist", 10),
-        ("DPPM", 1): cnn("transcribed-methods", "DPPM, certified", "mnist", 1),
-        ("DPPM", 10): cnn("transcribed-methods", "DPPM, certified", "mnist", 10),
-        ("DPAF", 10): cnn("transcribed-methods", "DPAF, certified", "mnist", 10),
-    }
-    lower = {key: value - cnn("transcribed-comparison", key[0], "mnist", key[1]) for key, value in own.items()}
-    first = [value for (name, _), value in lower.items() if name in ("DP-LFlow", "DP²-VAE")]
-    yield f"DP-LFlow and DP²-VAE are {min(first):.1f} to {max(first):.1f} points lower"
-    yield f"DPPM's are {lower['DPPM', 1]:.1f} (ε 1, where its own table has other settings) and {lower['DPPM', 10]:.1f}"
-    yield f"DPAF's at ε 10 is {-lower['DPAF', 10]:.1f} higher"
-
-
-def chosen() -> Iterator[str]:
-    rows = [one for one in RESULTS["transcribed-comparison"].rows if one.epsilon == 1]
-    best = sorted(rows, key=lambda one: -one.values["CNN"].mean)
-    assert [one.setting for one in best[:2]] == ["DP²-VAE", "DPPM"]
-    assert best[0].values["CNN"].mean - best[1].values["CNN"].mean < 1 and best[0].trainings == 2
-    yield "highest CNN accuracy at ε 1 on MNIST in the [comparison](../results/comparison.md), two trainings each"
-    fashion = {
-        "DPPM": cnn("transcribed-methods", "DPPM, certified", "fashion-mnist", 10),
-        "DP-LFlow": cnn("dp-lflow-table-1-full", "DP-LFlow, sharpened", "fashion-mnist", 10),
-        "DP²-VAE": cnn("dp2-vae-table-1-full", RECORD, "fashion-mnist", 10),
-        "DP-Diffusion": cnn("dp-diffusion-full", "DP-Diffusion", "fashion-mnist", 10.0),
-    }
-    assert max(fashion, key=lambda name: fashion[name]) == "DPPM"
-    yield "the highest CNN accuracy on Fashion-MNIST [here]"
 
 
 def expected_uses() -> Iterator[str]:
@@ -212,30 +150,6 @@ def evaluation_networks() -> Iterator[str]:
     built = [spec.network((1, 28, 28), 10) for spec in PROTOCOLS["bench"].classifiers if spec.network is not None]
     first, second, third = (sum(weight.numel() for weight in network.parameters()) for network in built)
     yield f"the three networks have {first:,}, {second:,} and {third:,} parameters"
-
-
-def dp_diffusion_rows() -> Iterator[str]:
-    for data, budget in (("mnist", 1.0), ("fashion-mnist", 10.0)):
-        used = row("dp-diffusion-full", "DP-Diffusion", data, budget).parameters
-        records = round(60_000 * used["sampling_rate"])
-        rows = used["steps"] * records * used["draws"] / 1e6
-        yield f"saw {rows:.1f} million rows ({used['steps']} steps, {records:,} records, {used['draws']} draws)"
-    dpdm = DPDiffusion.dpdm()
-    yield f"see {round(dpdm.steps * dpdm.sampling_rate * 60_000 * dpdm.draws / 1e6, -1):.0f} million"
-
-
-def dp2_vae_published_size() -> Iterator[str]:
-    published = find("dp2-vae-published")()
-    encoder = published._vae((1, 28, 28), 10).encoder  # type: ignore[attr-defined]
-    numbers = published.parameters()["encoders"] * sum(weight.numel() for weight in encoder.parameters())
-    yield f"in float32, the encoders with Adam's two moments take {3 * 4 * numbers / 2**30:.1f} GiB"
-    small = cnn("dp2-vae-figure-8-full", RECORD, "mnist", 0.2)
-    assert small > find_entry("dp2-vae", "table-2")[1].settings[0].paper["CNN"][0].mean  # type: ignore[union-attr]
-
-
-def gs_wgan_small() -> Iterator[str]:
-    small = noise(GSWGAN(shards=300, sampling_rate=0.2, steps=60), 10.0)
-    yield f"300 shards of about ten, sampling rate .2, 60 steps, ε = 10, δ = 1e-5 (noise multiplier {small:.2f},"
 
 
 def lemma() -> Iterator[str]:
@@ -335,15 +249,6 @@ def dp_lflow_claims() -> Iterator[str]:
     yield f"That is ε = {spent[0]:.2f} for the claimed 10 and {spent[1]:.2f} for the claimed 1"
 
 
-def dp_lflow_tuning() -> Iterator[str]:
-    found = []
-    for rate, steps in ((0.1, 300), (0.1, 100), (0.05, 200)):
-        plan = replace(DPLFlow(), sampling_rate=rate, steps=steps).plan(Budget(1.0, DELTA))
-        noise = plan.event("training").noise_multiplier
-        found.append(f"{steps * (rate / noise) ** 2:.3f}".lstrip("0"))
-    yield f"{found[0]} for 300 steps at rate .1, {found[1]} for 100 and {found[2]} for 200 at rate .05"
-
-
 def dpaf_noise() -> Iterator[str]:
     sums: dict[float, list[str]] = {}
     (joint,) = calibrate([event(1.0, 0.02, 1000)], Budget(10.0, DELTA))
@@ -417,14 +322,9 @@ SENTENCES: dict[str, Callable[[], Iterator[str]]] = {
     "../README.md": front,
     "explanation/batch-losses.md": batch_losses,
     "explanation/private-selection.md": selection,
-    "how-to/choose.md": chosen,
     "how-to/plan-a-release.md": planned_times,
     "reference/evaluation.md": evaluation_networks,
-    "results/comparison.md": compared_on_mnist,
     "results/expected-use.md": expected_uses,
-    "results/methods/dp-diffusion.md": dp_diffusion_rows,
-    "results/methods/dp2-vae.md": dp2_vae_published_size,
-    "results/methods/gs-wgan.md": gs_wgan_small,
     "explanation/lemma.md": lemma,
     "explanation/pitfalls.md": pitfalls,
     "explanation/replay.md": replayed,
@@ -438,7 +338,6 @@ SENTENCES: dict[str, Callable[[], Iterator[str]]] = {
     "reference/methods/gs-wgan.md": gs_wgan_noise,
     "reference/methods/privae.md": privae_noise,
     "results/audits.md": audited,
-    "results/methods/dp-lflow.md": dp_lflow_tuning,
 }
 
 
@@ -506,7 +405,6 @@ SETTINGS = frozenset(
         ("reference/methods/gs-wgan.md", "1.07 times"),
         ("results/audits.md", "200 times"),
         ("results/engine.md", "1.3 times"),
-        ("results/methods/privae.md", "400 points"),
     }
 )
 """Numbers with a unit that say how something was set up, or what was aimed at."""

@@ -28,7 +28,7 @@ _OTHER_FILES = {
     "measured: reading": ("reading-1m", "reading-10m"),
     "measured: training": ("scale",),
     "table: chosen-defects": ("mutants-chosen",),
-    "table: exactness": ("engine-exactness-cpu", "engine-exactness-cpu-wide", "engine-exactness-h200"),
+    "table: exactness": ("engine-exactness-cpu", "engine-exactness-cpu-wide"),
     "table: filter": ("filter",),
     "table: gradients": ("engine-cpu", "engine-cpu-sizes", "engine-cpu-2048"),
     "table: kills": ("kills",),
@@ -74,7 +74,7 @@ def _of_page(path: Path, root: Path, results: Mapping[str, ResultSet]) -> Iterat
 def _whole_page(page: str, results: Mapping[str, ResultSet]) -> tuple[str, ...]:
     """Pages that are rendered as a whole: the state of the papers' entries, and the cost of the local page."""
     if page == "docs/results/reproduction.md":
-        shown = by_entry(list(results.values())).values()
+        shown = by_entry([one for one in results.values() if one.provenance.commit]).values()
         return tuple(name for name, result in results.items() if any(result is one for one in shown))
     return ("web",) if page == "docs/results/web.md" else ()
 
