@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,9 +142,8 @@ def test_public_images_are_a_start(transfer: str, tmp_path: Path) -> None:
     assert method.fit(bars(12), BUDGET).sample(3).images.shape == (3, 1, 16, 16)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_wrong_parameters_are_refused() -> None:
+    for wrong in (
         {"split": "C2-C2"},
         {"activation": "relu"},
         {"conv1": "frozen"},
@@ -154,23 +154,27 @@ def test_public_images_are_a_start(transfer: str, tmp_path: Path) -> None:
         {"discriminator_steps": 0},
         {"conv1": "joint"},
         {"split": "C2-x-C1", "gradient_share": 0.5},
-    ],
-)
-def test_wrong_parameters_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"must|split|weights|needs|no conv2|at least"):
-        DPAF(**wrong)  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ValueError, match=r"must|split|weights|needs|no conv2|at least"):
+            DPAF(**wrong)  # type: ignore[arg-type]
 
 
 # As published
 
 
-def test_the_published_form_needs_raw_records_and_says_so() -> None:
-    method = DPAFPublished.small()
+@pytest.mark.parametrize(
+    "options", [{}, {"generator_loss": "mean", "batches": "one class", "conv1": "random", "asymmetry": 2}]
+)
+def test_the_published_form_needs_raw_records_and_says_so(options: dict[str, Any]) -> None:
+    method = replace(DPAFPublished.small(), **options)
     with pytest.raises(BudgetExceeded, match="NoGuarantee"):
         method.fit(bars(), BUDGET)
     release = method.fit(bars(), NoGuarantee(), seed=0)
     assert release.card.guarantee == "no guarantee" and release.card.claim.epsilon == 10
     assert release.sample(3).images.shape == (3, 1, 16, 16)
+    assert replace(method, noise=False).fit(bars(), NoGuarantee(), seed=0).card.claim is None
+    with pytest.raises(ValueError, match="nothing is left for conv2"):
+        replace(method, aggregate_epsilon=10.0)
 
 
 def test_replay_finds_the_published_gradients_move_more_than_five_times_the_claim() -> None:

@@ -33,6 +33,7 @@ _CHOSEN_ON: Mapping[str, str] = {
     "dp-diffusion": "drawn digits",
     "dp-lflow": "MNIST and Fashion-MNIST",
     "dp-merf": "MNIST and Fashion-MNIST",
+    "dp-mixture": "parts of the training images of MNIST and Fashion-MNIST",
     "dp2-vae": "MNIST",
     "dppm": "MNIST and Fashion-MNIST",
     "gs-wgan": "MNIST",
@@ -85,6 +86,8 @@ class Method(ABC):
     raw_access: ClassVar[bool] = False
     """Whether it needs the raw records, and so runs under ``NoGuarantee`` only."""
     curator_type: ClassVar[type[Curator]] = Curator
+    paper_settings: ClassVar[Mapping[str, Any] | None] = None
+    """The settings of its paper, variant included, as far as they are known; ``--preset paper`` starts from them."""
     preview_settings: ClassVar[Mapping[str, Any]] = {}
     """Settings for a preview of a running training: they leave out public work whose result the checkpoint replaces,
     and queries that come after the training."""
@@ -199,6 +202,15 @@ class Method(ABC):
         """A sentence for the card: whether these are the default settings, and on what those were chosen."""
         defaults = type(self)(variant=self.variant).parameters()
         return settings_remark(self.name, self.parameters(), defaults)
+
+    @classmethod
+    def preset(cls, name: str) -> Mapping[str, Any]:
+        """The settings of a preset; the only one is ``paper``."""
+        if name != "paper":
+            raise ValueError(f"there is no preset {name!r}; the only one is 'paper'")
+        if cls.paper_settings is None:
+            raise ValueError(f"{cls.name} has no preset 'paper': its defaults are the only settings that are known")
+        return cls.paper_settings
 
     @classmethod
     def configured(cls, settings: Mapping[str, Any]) -> Self:
