@@ -47,12 +47,15 @@ browser:
 	  echo "The browser tests need Chromium. Install it as root (apt-get install chromium), then run make again." >&2; exit 1; \
 	fi
 
-test: $(INSTALLED) lint check browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+# In CI a test that failed is run once more; tests/conftest.py notes those that pass then, and .ci/run prints them.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(if $(filter true,$(CI)),--reruns 1)
 
-# Whole journeys through the command line, from raw files to pages; they take minutes each.
+test: $(INSTALLED) lint check
+	$(PYTEST)
+
+# The browser, journeys through the command line, several processes, commands of the documentation; minutes.
 test-long: $(INSTALLED) browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m long
+	$(PYTEST) -m long
 
 # Plants known defects one at a time and runs the test that must fail for each.
 mutants: $(INSTALLED)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 
@@ -56,9 +57,15 @@ def old_results() -> list[str]:
 
 
 def run(name: str) -> list[str]:
-    """The findings of a check as lines."""
-    found = sentences.of_page(name) if name in sentences.SENTENCES else () if name == OLD else CHECKS[name]()
-    return old_results() if name == OLD else [str(one) for one in found]
+    """The findings of a check as lines; a check that cannot run is one itself."""
+    try:
+        if name == OLD:
+            return old_results()
+        found = sentences.of_page(name) if name in sentences.SENTENCES else CHECKS[name]()
+        return [str(one) for one in found]
+    except Exception as error:
+        [*_, last] = traceback.extract_tb(error.__traceback__)
+        return [f"{last.filename}:{last.lineno}: {name} cannot be checked: {type(error).__name__}: {error}"]
 
 
 OLD = "old results"

@@ -232,7 +232,7 @@ def script(path: str) -> ModuleType:
 
 
 def _results_page(text: str) -> str:
-    from sfumato.report.paper_page import by_entry, page
+    from paper_page import by_entry, page
 
     return page(by_entry(list(load_results(DOCS / "results").values())))
 

@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paper_page import table
 from sfumato.experiments.datasets import datasets
 from sfumato.experiments.papers.entries import find
 from sfumato.experiments.papers.result import compared
 from sfumato.experiments.results import ResultRow, ResultSet
 from sfumato.experiments.spec import hint
-from sfumato.report.paper_page import table
 from sfumato.report.papers import number
 
 REGION = re.compile(r"(<!-- results: (?P<selector>[^>]*?) -->\n)(?P<body>.*?)(?P<end><!-- /results -->)", re.DOTALL)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from finding import ROOT, line_of
+from paper_page import by_entry
 from regions import MEASURED, REGION, Selector, documentation_pages, unsourced_numbers
 from sfumato.experiments.results import ResultSet, load_results
-from sfumato.report.paper_page import by_entry
 
 _OTHER_REGION = re.compile(
     r"<!-- (?P<mark>(?P<kind>table|expected use|case studies|measured)\b[^>]*?) -->\n.*?<!-- /(?P=kind)", re.DOTALL

@@ -16,8 +16,9 @@ from sfumato.data.holdout import HoldOut
 
 
 def test_held_out_images_are_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 28, 28), dtype=np.uint8)
-    np.savez(tmp_path / "data.npz", images=pixels, labels=np.arange(40) % 2)
+    """The key of the division is drawn: with probability 6e-12 five images or fewer of 60 are held out."""
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 28, 28), dtype=np.uint8)
+    np.savez(tmp_path / "data.npz", images=pixels, labels=np.arange(60) % 2)
     trained_on: list[Images] = []
     from_images = PrivateImages.from_images
 

@@ -48,45 +48,43 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
 def test_one_line_and_nothing_left(
-    mistake: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words, hint = MISTAKES[mistake]
-    given = [str(data) if word == "DATA" else word for word in words]
-    if "--method" not in given:
-        given += ["--method", "dp-merf"]
-    if "--epsilon" not in given:
-        given += ["--epsilon", "1"]
-    out = tmp_path / "out"
-    assert run_here(monkeypatch, "train", *given, *SMALL, "--out", str(out)) == 2
-    said = capsys.readouterr().err
-    assert hint in said and "Traceback" not in said
-    assert len([line for line in said.splitlines() if line.startswith("error:")]) == 1
-    assert not out.exists() and list(tmp_path.iterdir()) == []
+    for number, mistake in enumerate(MISTAKES):
+        here = tmp_path / str(number)
+        here.mkdir()
+        words, hint = MISTAKES[mistake]
+        given = [str(data) if word == "DATA" else word for word in words]
+        if "--method" not in given:
+            given += ["--method", "dp-merf"]
+        if "--epsilon" not in given:
+            given += ["--epsilon", "1"]
+        out = here / "out"
+        assert run_here(monkeypatch, "train", *given, *SMALL, "--out", str(out)) == 2
+        said = capsys.readouterr().err
+        assert hint in said and "Traceback" not in said
+        assert len([line for line in said.splitlines() if line.startswith("error:")]) == 1
+        assert not out.exists() and list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["--classes", "2", "--hold-out", "0.3"], "not in the declared label set"),
-        (["--classes", "3"], "has no test part"),
-        (["--classes", "3", "--hold-out", "0.3", "--unit", "person"], "--person-column"),
-        (["--classes", "3", "--hold-out", "2"], "--hold-out is a share"),
-        (["--classes", "3", "--hold-out", "0.3", "--epsilon", "one"], "--epsilon takes numbers"),
-    ],
-)
 def test_a_comparison_that_cannot_start_leaves_nothing(
-    words: list[str],
-    hint: str,
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = str(tmp_path / "out")
-    assert run_here(monkeypatch, "compare", str(data), "--methods", "dp-merf", *SMALL, *words, "--out", out) == 2
-    assert hint in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+    for number, (words, hint) in enumerate(
+        [
+            (["--classes", "2", "--hold-out", "0.3"], "not in the declared label set"),
+            (["--classes", "3"], "has no test part"),
+            (["--classes", "3", "--hold-out", "0.3", "--unit", "person"], "--person-column"),
+            (["--classes", "3", "--hold-out", "2"], "--hold-out is a share"),
+            (["--classes", "3", "--hold-out", "0.3", "--epsilon", "one"], "--epsilon takes numbers"),
+        ]
+    ):
+        own_folder = tmp_path / str(number)
+        own_folder.mkdir()
+        out = str(own_folder / "out")
+        assert run_here(monkeypatch, "compare", str(data), "--methods", "dp-merf", *SMALL, *words, "--out", out) == 2
+        assert hint in capsys.readouterr().err and list(own_folder.iterdir()) == []
 
 
 def test_named_persons_are_the_unit_unless_the_command_says_otherwise(

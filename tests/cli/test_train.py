@@ -67,6 +67,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_train_sample_and_ledger(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = sfumato("train", data, "--method", "dp-merf", "--epsilon", 3, "--out", run, "--classes", 3, *SMALL)
@@ -103,31 +104,28 @@ def test_plans_and_lists_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert {row["method"] for row in json.loads(capsys.readouterr().out)} >= {"dp-merf"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "hint"),
-    [
-        (["plan", "dp-merff", "--epsilon", "1"], "did you mean 'dp-merf'"),
-        (["plan", "dp-merf", "--epsilon", "1", "--set", "feature=3"], "did you mean 'features'"),
-        (["plan", "dp-merf", "--epsilon", "1", "--set", "features=many"], "must be int"),
-        (["plan", "dp-merf", "--epsilon", "-1"], "positive"),
-        (["plan", "dp-merf"], "--epsilon"),
-        (["plan", "dp-merf", "--epsilon", "1", "--variant", "best"], "no variant 'best'"),
-        (["train", "/nowhere", "--method", "dp-merf", "--epsilon", "1", "--out", "OUT"], "error"),
-        (["sample", "/nowhere", "--out", "OUT"], "no release"),
-        (["ledger", "/nowhere"], "no ledger"),
-    ],
-)
 def test_a_mistake_gets_one_clear_line(
-    arguments: list[str],
-    hint: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [str(tmp_path / "out") if word == "OUT" else word for word in arguments]
-    assert answered(monkeypatch, *words) == 2
-    said = capsys.readouterr().err
-    assert hint in said and "Traceback" not in said
+    for number, (arguments, hint) in enumerate(
+        [
+            (["plan", "dp-merff", "--epsilon", "1"], "did you mean 'dp-merf'"),
+            (["plan", "dp-merf", "--epsilon", "1", "--set", "feature=3"], "did you mean 'features'"),
+            (["plan", "dp-merf", "--epsilon", "1", "--set", "features=many"], "must be int"),
+            (["plan", "dp-merf", "--epsilon", "-1"], "positive"),
+            (["plan", "dp-merf"], "--epsilon"),
+            (["plan", "dp-merf", "--epsilon", "1", "--variant", "best"], "no variant 'best'"),
+            (["train", "/nowhere", "--method", "dp-merf", "--epsilon", "1", "--out", "OUT"], "error"),
+            (["sample", "/nowhere", "--out", "OUT"], "no release"),
+            (["ledger", "/nowhere"], "no ledger"),
+        ]
+    ):
+        here = tmp_path / str(number)
+        here.mkdir()
+        words = [str(here / "out") if word == "OUT" else word for word in arguments]
+        assert answered(monkeypatch, *words) == 2
+        said = capsys.readouterr().err
+        assert hint in said and "Traceback" not in said
 
 
 def test_a_command_from_a_file(
@@ -147,6 +145,7 @@ def test_a_command_from_a_file(
         assert hint in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_run_can_be_repeated_from_the_file_it_writes(data: Path, tmp_path: Path) -> None:
     words = ["train", data, "--method", "dp-merf", "--epsilon", 3, "--classes", 3, *SMALL]
     assert sfumato(*words, "--out", tmp_path / "one", "--quiet").returncode == 0
@@ -182,6 +181,7 @@ def test_every_command_that_prints_a_table_prints_json_too() -> None:
         assert any("--json" in parameter.opts for parameter in command.params), name
 
 
+@pytest.mark.long
 def test_a_stopped_run_goes_on_without_paying_twice(data: Path, tmp_path: Path) -> None:
     """Ctrl-C while the generator trains: the answers are kept, the resumed run asks nothing again."""
     run = tmp_path / "run"

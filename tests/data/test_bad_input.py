@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,36 +20,40 @@ from data.samples import CLASSES, encoded, pictures, write_npz
 from sfumato.data import BadInput, read
 
 
-@pytest.mark.parametrize("make", RECORDS, ids=lambda make: make.__name__)
-def test_bad_record(tmp_path: Path, make: Callable[[Path], Path]) -> None:
-    place, cache = make(tmp_path / "c"), tmp_path / "cache"
-    with pytest.raises(BadInput, match=RECORDS[make]) as caught:
-        read(place, cache=cache)
-    told = "".join(traceback.format_exception(caught.value)) + repr(vars(caught.value))
-    told = told.replace(str(tmp_path), "")  # whose number may be any
-    assert SECRET not in told and "4711" not in told and "row" not in vars(caught.value)["detail"]
-    assert caught.value.__context__ is None and caught.value.__cause__ is None
-    assert not cache.exists()
-    with pytest.raises(BadInput, match=f"{SECRET}|row|only|c") as caught:
-        read(place, cache=cache, internal=True)
-    assert caught.value.detail
-    found = read(place, skip_bad=True)
-    assert len(found.pixels) in (11, 12) and found.skipped == ()
-    aside = read(place, skip_bad=True, internal=True).skipped
-    assert len(aside) == 1 and (SECRET in aside[0] or aside[0].startswith("row "))
+def test_bad_record(tmp_path: Path) -> None:
+    for number, make in enumerate(RECORDS):
+        here = tmp_path / str(number)
+        here.mkdir()
+        place, cache = make(here / "c"), here / "cache"
+        with pytest.raises(BadInput, match=RECORDS[make]) as caught:
+            read(place, cache=cache)
+        told = "".join(traceback.format_exception(caught.value)) + repr(vars(caught.value))
+        told = told.replace(str(here), "")  # whose number may be any
+        assert SECRET not in told and "4711" not in told and "row" not in vars(caught.value)["detail"]
+        assert caught.value.__context__ is None and caught.value.__cause__ is None
+        assert not cache.exists()
+        with pytest.raises(BadInput, match=f"{SECRET}|row|only|c") as caught:
+            read(place, cache=cache, internal=True)
+        assert caught.value.detail
+        found = read(place, skip_bad=True)
+        assert len(found.pixels) in (11, 12) and found.skipped == ()
+        aside = read(place, skip_bad=True, internal=True).skipped
+        assert len(aside) == 1 and (SECRET in aside[0] or aside[0].startswith("row "))
 
 
-@pytest.mark.parametrize(("make", "rule"), [case[1:] for case in COLLECTIONS], ids=[case[0] for case in COLLECTIONS])
-@pytest.mark.parametrize("skip_bad", [False, True])
-def test_bad_collection(tmp_path: Path, make: Callable[[Path], Path], rule: str, skip_bad: bool) -> None:
-    place, cache = make(tmp_path / "c"), tmp_path / "cache"
-    classes = 3 if make.__name__.startswith("idx") else None
-    with pytest.raises(BadInput, match=rule) as caught:
-        read(place, classes=classes, cache=cache, skip_bad=skip_bad)
-    told = "".join(traceback.format_exception(caught.value)) + repr(vars(caught.value))
-    assert SECRET not in told and not caught.value.detail
-    assert caught.value.advice
-    assert not cache.exists()
+def test_bad_collection(tmp_path: Path) -> None:
+    for make, rule in [case[1:] for case in COLLECTIONS]:
+        for number, skip_bad in enumerate([False, True]):
+            own_folder = tmp_path / f"{make}-{number}"
+            own_folder.mkdir()
+            place, cache = make(own_folder / "c"), own_folder / "cache"
+            classes = 3 if make.__name__.startswith("idx") else None
+            with pytest.raises(BadInput, match=rule) as caught:
+                read(place, classes=classes, cache=cache, skip_bad=skip_bad)
+            told = "".join(traceback.format_exception(caught.value)) + repr(vars(caught.value))
+            assert SECRET not in told and not caught.value.detail
+            assert caught.value.advice
+            assert not cache.exists()
 
 
 def test_link_inside_the_folder_is_followed(tmp_path: Path) -> None:

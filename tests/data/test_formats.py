@@ -54,20 +54,22 @@ def test_folder_names_in_any_script(tmp_path: Path) -> None:
     assert read(tmp_path / "c").classes == ("a.b", "naïve café", "猫")
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "float", "uint16", "int64"])
-def test_npz(tmp_path: Path, layout: str) -> None:
-    images, labels = pictures()
-    stored = {
-        "NCHW": images,
-        "NHWC": np.moveaxis(images, 1, -1),
-        "float": images / np.float32(255),
-        "uint16": images.astype(np.uint16) * 257,
-        "int64": images.astype(np.int64),
-    }[layout]
-    found = read(write_npz(tmp_path / "c.npz", stored, labels[:, None]))
-    np.testing.assert_array_equal(found.pixels, images)
-    np.testing.assert_array_equal(found.labels, labels)
-    assert found.classes == CLASSES
+def test_npz(tmp_path: Path) -> None:
+    for number, layout in enumerate(["NCHW", "NHWC", "float", "uint16", "int64"]):
+        here = tmp_path / str(number)
+        here.mkdir()
+        images, labels = pictures()
+        stored = {
+            "NCHW": images,
+            "NHWC": np.moveaxis(images, 1, -1),
+            "float": images / np.float32(255),
+            "uint16": images.astype(np.uint16) * 257,
+            "int64": images.astype(np.int64),
+        }[layout]
+        found = read(write_npz(here / "c.npz", stored, labels[:, None]))
+        np.testing.assert_array_equal(found.pixels, images)
+        np.testing.assert_array_equal(found.labels, labels)
+        assert found.classes == CLASSES
 
 
 def test_npz_with_persons_and_names_as_labels(tmp_path: Path) -> None:
@@ -78,28 +80,32 @@ def test_npz_with_persons_and_names_as_labels(tmp_path: Path) -> None:
     assert found.persons is not None and found.persons.tolist() == [0, 1, 0] * 4
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_idx_splits(tmp_path: Path, packed: bool) -> None:
-    images, labels = pictures(channels=1)
-    write_idx(tmp_path / "c", images, labels, packed=packed)
-    write_idx(tmp_path / "c", images[:4], labels[:4], split="t10k", packed=packed)
-    train, test = (read(tmp_path / "c", classes=3, split=split) for split in ("train", "test"))
-    np.testing.assert_array_equal(train.pixels, images)
-    np.testing.assert_array_equal(test.labels, labels[:4])
-    assert train.classes == ("0", "1", "2")
-    with pytest.raises(BadInput, match="no split called 'dev'"):
-        read(tmp_path / "c", classes=3, split="dev")
+def test_idx_splits(tmp_path: Path) -> None:
+    for number, packed in enumerate([True, False]):
+        own_folder = tmp_path / str(number)
+        own_folder.mkdir()
+        images, labels = pictures(channels=1)
+        write_idx(own_folder / "c", images, labels, packed=packed)
+        write_idx(own_folder / "c", images[:4], labels[:4], split="t10k", packed=packed)
+        train, test = (read(own_folder / "c", classes=3, split=split) for split in ("train", "test"))
+        np.testing.assert_array_equal(train.pixels, images)
+        np.testing.assert_array_equal(test.labels, labels[:4])
+        assert train.classes == ("0", "1", "2")
+        with pytest.raises(BadInput, match="no split called 'dev'"):
+            read(own_folder / "c", classes=3, split="dev")
 
 
-@pytest.mark.parametrize("write", [write_parquet, write_arrow])
-def test_tables(tmp_path: Path, write) -> None:
-    images, labels = pictures()
-    place = write(tmp_path / "c", images, labels)
-    found = read(place, person_column="person")
-    np.testing.assert_array_equal(found.pixels, images)
-    np.testing.assert_array_equal(found.labels, labels)
-    assert found.classes == CLASSES
-    assert found.persons is not None and found.persons.tolist() == [row // 3 for row in range(12)]
+def test_tables(tmp_path: Path) -> None:
+    for number, write in enumerate([write_parquet, write_arrow]):
+        own_folder = tmp_path / str(number)
+        own_folder.mkdir()
+        images, labels = pictures()
+        place = write(own_folder / "c", images, labels)
+        found = read(place, person_column="person")
+        np.testing.assert_array_equal(found.pixels, images)
+        np.testing.assert_array_equal(found.labels, labels)
+        assert found.classes == CLASSES
+        assert found.persons is not None and found.persons.tolist() == [row // 3 for row in range(12)]
 
 
 def test_parquet_shards_and_splits(tmp_path: Path) -> None:

@@ -82,18 +82,20 @@ def test_key_and_share_can_be_kept(tmp_path: Path) -> None:
     assert read(write_npz(tmp_path / "c.npz", *pictures())).persons is None
 
 
-@pytest.mark.parametrize("persons", [None, 40])
-def test_the_pixels_of_the_training_part_stay_on_disk(persons: int | None, tmp_path: Path) -> None:
-    division, whole = HoldOut(0.5, KEY), images(persons=persons)
-    owners = {} if whole.persons is None else {"persons": whole.persons}
-    np.savez(tmp_path / "c.npz", images=whole.pixels, labels=whole.labels, **owners)
-    found = division.training_part(read(tmp_path / "c.npz", classes=3, cache=tmp_path / "cache"))
-    expected, _ = division.split(whole)
-    assert isinstance(found.pixels, ChosenRows) and np.array_equal(found.labels, expected.labels)
-    assert found.pixels.shape == expected.pixels.shape and np.array_equal(np.asarray(found.pixels), expected.pixels)
-    rows = np.array([3, 1, 7])
-    private = [PrivateImages.from_images(part) for part in (found, expected)]
-    one, other = (part._fetch(rows, torch.device("cpu")) for part in private)
-    assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
-    assert persons is None or np.array_equal(found.persons, expected.persons)  # type: ignore[arg-type]
-    assert isinstance(division.training_part(whole).pixels, np.ndarray)  # in memory, a plain array
+def test_the_pixels_of_the_training_part_stay_on_disk(tmp_path: Path) -> None:
+    for number, persons in enumerate([None, 40]):
+        here = tmp_path / str(number)
+        here.mkdir()
+        division, whole = HoldOut(0.5, KEY), images(persons=persons)
+        owners = {} if whole.persons is None else {"persons": whole.persons}
+        np.savez(here / "c.npz", images=whole.pixels, labels=whole.labels, **owners)
+        found = division.training_part(read(here / "c.npz", classes=3, cache=here / "cache"))
+        expected, _ = division.split(whole)
+        assert isinstance(found.pixels, ChosenRows) and np.array_equal(found.labels, expected.labels)
+        assert found.pixels.shape == expected.pixels.shape and np.array_equal(np.asarray(found.pixels), expected.pixels)
+        rows = np.array([3, 1, 7])
+        private = [PrivateImages.from_images(part) for part in (found, expected)]
+        one, other = (part._fetch(rows, torch.device("cpu")) for part in private)
+        assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+        assert persons is None or np.array_equal(found.persons, expected.persons)  # type: ignore[arg-type]
+        assert isinstance(division.training_part(whole).pixels, np.ndarray)  # in memory, a plain array

@@ -120,6 +120,7 @@ read({str(shards)!r}, cache={str(tmp_path)!r}, workers=2, classes=3, progress=la
     assert not list(tmp_path.glob("reading-*"))
 
 
+@pytest.mark.long
 def test_a_process_that_ends_does_not_wait_for_its_reading(shards: Path, tmp_path: Path) -> None:
     """Several processes read in a thread beside the exchanges by which they notice that one of them has ended."""
     program = f"""
@@ -140,6 +141,7 @@ seen.wait()
     assert 1 <= len(parts) <= 3  # of 42: the first, and what the two processes were at
 
 
+@pytest.mark.long
 def test_a_reading_that_is_killed_while_it_tidies_up_is_whole(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +255,7 @@ def test_a_class_of_many_files_keeps_its_order(tmp_path: Path, monkeypatch: pyte
     assert found == expected and not list(tmp_path.glob("names-*"))
 
 
+@pytest.mark.long
 def test_two_readings_at_once_share_one(shards: Path, tmp_path: Path) -> None:
     program = f"""
 from sfumato.data import parallel, read

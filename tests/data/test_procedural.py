@@ -11,16 +11,16 @@ from sfumato.data.procedural import dead_leaves, procedural_images, shapes, stro
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 20, 33)])
-def test_images_lie_between_0_and_1_and_repeat_for_a_seed(shape: tuple[int, int, int]) -> None:
-    drawn = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        drawn.append(procedural_images(23, shape=shape))
-    assert drawn[0].shape == (23, *shape)
-    assert float(drawn[0].min()) >= 0.0 and float(drawn[0].max()) <= 1.0
-    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
-    assert float(drawn[0].flatten(1).std(1).min()) > 0.0
+def test_images_lie_between_0_and_1_and_repeat_for_a_seed() -> None:
+    for shape in [(1, 28, 28), (3, 20, 33)]:
+        drawn = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            drawn.append(procedural_images(23, shape=shape))
+        assert drawn[0].shape == (23, *shape)
+        assert float(drawn[0].min()) >= 0.0 and float(drawn[0].max()) <= 1.0
+        assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+        assert float(drawn[0].flatten(1).std(1).min()) > 0.0
 
 
 def test_no_images_are_legal() -> None:

@@ -128,20 +128,17 @@ def test_the_files_of_a_folder_are_listed_once(
     assert set(listed) == {"store"} and parts == [record.name for record in source.records()]
 
 
-@pytest.mark.parametrize(
-    ("address", "rule"),
-    [
+def test_errors_say_what_is_wrong_with_an_address(memory: MemoryFileSystem) -> None:
+    for address, rule in [
         ("memory://nowhere", "there is nothing at memory://nowhere"),
         (f"s3://key:{SECRET}@bucket/folder", "must not hold credentials"),
         ("unknown://bucket/folder", "not a known kind of address"),
         ("memory://store/file.npz", "only parquet files and image folders"),
-    ],
-)
-def test_errors_say_what_is_wrong_with_an_address(memory: MemoryFileSystem, address: str, rule: str) -> None:
-    memory.pipe_file("/store/file.npz", b"")
-    with pytest.raises(BadInput, match=rule) as caught:
-        read(address)
-    assert SECRET not in str(caught.value)
+    ]:
+        memory.pipe_file("/store/file.npz", b"")
+        with pytest.raises(BadInput, match=rule) as caught:
+            read(address)
+        assert SECRET not in str(caught.value)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,20 +41,17 @@ def test_an_import_from_a_higher_layer_is_found() -> None:
     assert not list(source_tree.upward("cli/inspect.py", source))
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_an_assertion_that_cannot_fail_is_found() -> None:
+    for source in [
         "assert True",
         "assert (found, 'a message')",
         "assert found or True",
         "assert found.mean == found.mean",
         "assert 0 <= found <= found",
         "def test_nothing():\n    '''It says much.'''\n    pass\n",
-    ],
-)
-def test_an_assertion_that_cannot_fail_is_found(source: str) -> None:
-    assert [line for line, _ in source_tree.faults(source)] == [1]
-    assert not list(source_tree.faults("def test_it():\n    assert found == expected(found)\n"))
+    ]:
+        assert [line for line, _ in source_tree.faults(source)] == [1]
+        assert not list(source_tree.faults("def test_it():\n    assert found == expected(found)\n"))
 
 
 def test_a_dead_link_a_dead_anchor_and_a_misspelt_word_are_found() -> None:
@@ -63,19 +60,16 @@ def test_a_dead_link_a_dead_anchor_and_a_misspelt_word_are_found() -> None:
     assert pages.misspelt(["-"], "reci" + "eve") and not pages.misspelt(["-"], "receive")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "trian DATA",
+def test_a_printed_command_that_names_what_does_not_exist_is_found() -> None:
+    for words in [
+        "trainn DATA",
         "train DATA --epsilom 3",
         "experiment run experiments/faces.toml --only dppm-face --out OUT",
         "reproduce dppm table-9 --data DATA",
         "plan dppm --epsilon 10 --set patch=8",
-    ],
-)
-def test_a_printed_command_that_names_what_does_not_exist_is_found(words: str) -> None:
-    assert pages.wrong_in(words.split())
-    assert not pages.wrong_in(["plan", "dppm", "--epsilon", "10", "--set", "steps=8"])
+    ]:
+        assert pages.wrong_in(words.split())
+        assert not pages.wrong_in(["plan", "dppm", "--epsilon", "10", "--set", "steps=8"])
 
 
 def test_a_changed_digit_of_a_page_or_of_a_file_is_found() -> None:

@@ -48,12 +48,15 @@ def test_a_clear_pattern_is_learnt_and_shuffled_labels_are_not(spec: ClassifierS
     assert nothing.overall < 0.6
 
 
-@pytest.mark.parametrize("name", list(PROTOCOLS))
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 64, 64)])
-def test_every_network_of_every_protocol_takes_the_sizes_at_hand(name: str, shape: tuple[int, int, int]) -> None:
-    for spec in PROTOCOLS[name].classifiers:
-        if spec.network is not None:
-            assert spec.network(shape, 7).eval()(torch.zeros(2, *shape)).shape == (2, 7)
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 28, 28), pytest.param((3, 32, 32), marks=pytest.mark.long), pytest.param((3, 64, 64), marks=pytest.mark.long)],
+)
+def test_every_network_of_every_protocol_takes_the_sizes_at_hand(shape: tuple[int, int, int]) -> None:
+    for protocol in PROTOCOLS.values():
+        for spec in protocol.classifiers:
+            if spec.network is not None:
+                assert spec.network(shape, 7).eval()(torch.zeros(2, *shape)).shape == (2, 7)
 
 
 def test_the_sinkhorn_cnn_has_the_published_layers() -> None:
@@ -94,18 +97,18 @@ def test_the_epoch_is_chosen_on_held_out_training_images() -> None:
     assert [train_classifier(replace(spec, held_out=0.0), pixels, labels, classes=4, seed=0).epoch] == [8]
 
 
-@pytest.mark.parametrize("sort", [False, True])
-def test_the_last_images_of_each_class_can_be_held_out(sort: bool) -> None:
+def test_the_last_images_of_each_class_can_be_held_out() -> None:
     """A sample has its classes in turn, so they are its last images; a folder is read class by class."""
-    labels = np.arange(120) % 4
-    labels = np.sort(labels) if sort else labels
-    pixels = np.zeros((120, 1, 4, 4), dtype=np.uint8)
-    spec = ClassifierSpec("MLP", mlp, epochs=1, held_out=0.1, held_out_last=True)
-    training = NetworkTraining(spec, pixels, labels, 4, 0, torch.device("cpu"))
-    last = [row for label in range(4) for row in np.flatnonzero(labels == label)[-3:]]
-    assert sorted(training.held_out.tolist()) == sorted(last)
-    assert sorted([*training.held_out.tolist(), *training.rows.tolist()]) == list(range(120))
-    assert sort or sorted(last) == list(range(108, 120))
+    for sort in [False, True]:
+        labels = np.arange(120) % 4
+        labels = np.sort(labels) if sort else labels
+        pixels = np.zeros((120, 1, 4, 4), dtype=np.uint8)
+        spec = ClassifierSpec("MLP", mlp, epochs=1, held_out=0.1, held_out_last=True)
+        training = NetworkTraining(spec, pixels, labels, 4, 0, torch.device("cpu"))
+        last = [row for label in range(4) for row in np.flatnonzero(labels == label)[-3:]]
+        assert sorted(training.held_out.tolist()) == sorted(last)
+        assert sorted([*training.held_out.tolist(), *training.rows.tolist()]) == list(range(120))
+        assert sort or sorted(last) == list(range(108, 120))
 
 
 def test_the_chosen_epochs_weights_are_the_ones_used() -> None:
@@ -119,14 +122,14 @@ def test_the_chosen_epochs_weights_are_the_ones_used() -> None:
         assert (trained.predict(noise) == stopped.predict(noise)).all()
 
 
-@pytest.mark.parametrize("spec", [LOGISTIC_REGRESSION, replace(CNN, epochs=1)], ids=["LR", "CNN"])
-def test_a_collapsed_generator_of_one_class_is_scored_not_refused(spec: ClassifierSpec) -> None:
-    pixels, _ = bars(40)
-    trained = train_classifier(spec, pixels, np.full(40, 2), classes=4, seed=0)
-    found = score(trained, *bars(100, seed=1), classes=4)
-    assert found.overall == 0.25
-    assert found.per_class == (0.0, 0.0, 1.0, 0.0)
-    assert found.worst_class == 0.0
+def test_a_collapsed_generator_of_one_class_is_scored_not_refused() -> None:
+    for spec in [LOGISTIC_REGRESSION, replace(CNN, epochs=1)]:
+        pixels, _ = bars(40)
+        trained = train_classifier(spec, pixels, np.full(40, 2), classes=4, seed=0)
+        found = score(trained, *bars(100, seed=1), classes=4)
+        assert found.overall == 0.25
+        assert found.per_class == (0.0, 0.0, 1.0, 0.0)
+        assert found.worst_class == 0.0
 
 
 def test_a_class_without_test_images_has_no_accuracy() -> None:
@@ -217,6 +220,7 @@ def test_a_second_epoch_is_picked_on_validation_images() -> None:
     assert alone.validated is None and alone.epoch == found[0].epoch
 
 
+@pytest.mark.long
 def test_classifiers_in_processes_of_their_own_are_the_ones_of_this_process() -> None:
     pixels, labels = bars(96)
     aside, noise = bars(40, seed=9), bars(200, seed=5)[0]

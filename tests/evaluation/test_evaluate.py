@@ -253,6 +253,7 @@ def test_the_bench_split_is_torchs_random_split() -> None:
     np.testing.assert_array_equal(aside.pixels, images.pixels[expected[1].indices])
 
 
+@pytest.mark.long
 def test_the_networks_of_bench_are_trained_at_the_same_time_and_in_bfloat16() -> None:
     tiny = tuple(replace(spec, network=mlp, epochs=1, held_out=0.2) for spec in PROTOCOLS["bench"].classifiers)
 

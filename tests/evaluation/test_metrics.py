@@ -7,19 +7,16 @@ import pytest
 from sfumato.evaluation.results import METRICS, metric_named
 
 
-@pytest.mark.parametrize(
-    ("name", "heading", "text"),
-    [
+def test_headings_and_units() -> None:
+    for name, heading, text in [
         ("accuracy", "accuracy, % ↑", "98.2 ± 0.5"),
         ("fid", "FID ↓", "1.0 ± 0.0"),
         ("kid", "KID × 1000 ↓", "982.0 ± 5.0"),
         ("coverage", "coverage ↑", "0.982 ± 0.005"),
-    ],
-)
-def test_headings_and_units(name: str, heading: str, text: str) -> None:
-    assert METRICS[name].heading == heading
-    assert METRICS[name].text(0.982, 0.005) == text
-    assert METRICS[name].text(0.982) == text.partition(" ±")[0]
+    ]:
+        assert METRICS[name].heading == heading
+        assert METRICS[name].text(0.982, 0.005) == text
+        assert METRICS[name].text(0.982) == text.partition(" ±")[0]
 
 
 def test_distances_are_better_when_smaller() -> None:

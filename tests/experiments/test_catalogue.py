@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from paper_page import by_entry, page
 from sfumato.cli.console import console
+from sfumato.cli.experiment import print_result
 from sfumato.cli.main import main
-from sfumato.cli.reproduce import print_result
 from sfumato.durations import duration
 from sfumato.experiments.datasets import DatasetLocator
 from sfumato.experiments.papers.catalogue import catalogue, state
@@ -22,7 +22,6 @@ from sfumato.experiments.papers.result import Compared
 from sfumato.experiments.results import DataUsed, Measured, Provenance, ResultRow, ResultSet, load_results
 from sfumato.methods import METHODS
 from sfumato.planning.costs import costs
-from sfumato.report.paper_page import by_entry, page
 from sfumato.report.papers import draw, lines, standalone
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -50,18 +49,6 @@ def test_the_list_has_every_entry(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         assert all(0 < seconds < most for seconds in costs), max(costs)
 
 
-def test_the_list_says_how_many_entries_have_results(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(DOCS.parent)
-    monkeypatch.setattr(sys, "argv", ["sfumato", "reproduce", "list", "--data", "nowhere"])
-    with pytest.raises(SystemExit):
-        main()
-    printed = " ".join(capsys.readouterr().out.split())
-    [found] = re.findall(r"By docs/results: (.* not run)\.", printed)
-    assert f"39 entries; {found}." in (DOCS / "results" / "reproduction.md").read_text()
-
-
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     for name in ("64-train", "64-test", "128-train", "128-test"):
         (tmp_path / "celeba").mkdir(exist_ok=True)
@@ -85,12 +72,6 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert state(entry(missing="not built"), locator) == ("cannot be run", ["not built"])
 
 
-def test_the_page_is_up_to_date() -> None:
-    """Written by: sfumato reproduce page"""
-    results = load_results(DOCS / "results").values()
-    assert (DOCS / "results" / "reproduction.md").read_text() == page(by_entry(list(results)))
-
-
 def test_a_result_of_which_no_number_counts_is_as_good_as_none() -> None:
     """The faces of the first split are neither shown nor counted, and the small scale takes their place."""
     current = load_results(DOCS / "results")["dp2-vae-table-1-full"]
@@ -109,15 +90,6 @@ def test_the_page_says_what_made_a_result_that_its_command_did_not() -> None:
     assert "Made by version" not in page(by_entry([current]))
     section = text.split("### PRIVAE, table 1")[1]
     assert "protocol" not in section and "| – | – |" in section, "nothing is trained"
-
-
-def test_every_command_on_the_page_names_an_entry() -> None:
-    text = (DOCS / "results" / "reproduction.md").read_text()
-    commands = [found.split() for found in re.findall(r"`(sfumato reproduce [^`]*)`", text)]
-    assert len(commands) > 10
-    for command in commands:
-        find(command[2], command[3])
-        assert all(word in ("--scale", "--data") for word in command[4:] if word.startswith("--"))
 
 
 def test_a_figure_shows_ours_and_the_paper_s() -> None:
@@ -152,27 +124,27 @@ STORED = by_entry(list(load_results(DOCS / "results").values()))
 ENTRIES = [f"{paper.key} {name}" for paper in papers().values() for name in paper.entries]
 
 
-@pytest.mark.parametrize("name", ENTRIES)
 def test_an_entry_is_readable_at_eighty_columns(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No line of a table is longer, every number stands whole on its line, and every table names its ε."""
-    monkeypatch.setattr(console, "_width", 80)
-    paper, entry = find(*name.split())
-    nothing = ResultSet(name, entry.title, "full", Provenance("", "", {}, None), ())
-    result = STORED.get(f"{name} full", STORED.get(f"{name} small", nothing))
-    print_result(paper, entry, result)
-    printed = capsys.readouterr().out.split("\n\n")
-    tables = [text.splitlines() for text in printed if "\nsetting" in text]
-    assert {f"{case.epsilon:g}".replace("inf", "∞") for case in entry.cases} == {
-        table[0].rpartition("the paper's ε ")[2] for table in tables
-    }
-    shown = [line for table in tables for line in table]
-    assert max(map(len, shown)) <= 80
-    for line in lines(paper, entry, result):
-        for cell in (line[3], line[4], line[6], line[7]):
-            numbers = cell if cell[:1].isdigit() else ""
-            assert any(numbers in own for own in shown), cell
+    for name in ENTRIES:
+        monkeypatch.setattr(console, "_width", 80)
+        paper, entry = find(*name.split())
+        nothing = ResultSet(name, entry.title, "full", Provenance("", "", {}, None), ())
+        result = STORED.get(f"{name} full", STORED.get(f"{name} small", nothing))
+        print_result(paper, entry, result)
+        printed = capsys.readouterr().out.split("\n\n")
+        tables = [text.splitlines() for text in printed if "\nsetting" in text]
+        assert {f"{case.epsilon:g}".replace("inf", "∞") for case in entry.cases} == {
+            table[0].rpartition("the paper's ε ")[2] for table in tables
+        }
+        shown = [line for table in tables for line in table]
+        assert max(map(len, shown)) <= 80
+        for line in lines(paper, entry, result):
+            for cell in (line[3], line[4], line[6], line[7]):
+                numbers = cell if cell[:1].isdigit() else ""
+                assert any(numbers in own for own in shown), cell
 
 
 def test_the_list_is_readable_at_eighty_columns(

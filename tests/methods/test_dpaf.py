@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,13 +165,19 @@ def test_wrong_parameters_are_refused(wrong: dict[str, object]) -> None:
 # As published
 
 
-def test_the_published_form_needs_raw_records_and_says_so() -> None:
-    method = DPAFPublished.small()
+@pytest.mark.parametrize(
+    "options", [{}, {"generator_loss": "mean", "batches": "one class", "conv1": "random", "asymmetry": 2}]
+)
+def test_the_published_form_needs_raw_records_and_says_so(options: dict[str, Any]) -> None:
+    method = replace(DPAFPublished.small(), **options)
     with pytest.raises(BudgetExceeded, match="NoGuarantee"):
         method.fit(bars(), BUDGET)
     release = method.fit(bars(), NoGuarantee(), seed=0)
     assert release.card.guarantee == "no guarantee" and release.card.claim.epsilon == 10
     assert release.sample(3).images.shape == (3, 1, 16, 16)
+    assert replace(method, noise=False).fit(bars(), NoGuarantee(), seed=0).card.claim is None
+    with pytest.raises(ValueError, match="nothing is left for conv2"):
+        replace(method, aggregate_epsilon=10.0)
 
 
 def test_replay_finds_the_published_gradients_move_more_than_five_times_the_claim() -> None:

@@ -24,43 +24,46 @@ def test_the_normalisation_has_a_slope_everywhere() -> None:
     assert maps.grad is not None and torch.isfinite(maps.grad).all() and bool(maps.grad.any())
 
 
-@pytest.mark.parametrize(("text", "found"), [("C2-C2-C1", (2, 2, 1)), ("C3-C1-×", (3, 1, 0)), ("x-C2-C1", (0, 2, 1))])
-def test_splits_are_read(text: str, found: tuple[int, int, int]) -> None:
-    assert split_of(text) == found
+def test_splits_are_read() -> None:
+    for text, found in [("C2-C2-C1", (2, 2, 1)), ("C3-C1-×", (3, 1, 0)), ("x-C2-C1", (0, 2, 1))]:
+        assert split_of(text) == found
 
 
-@pytest.mark.parametrize("text", ["C2-C2", "2-2-1", "C0-C1-C1", "x-x-C1", "C2-C2-C1-C1"])
-def test_other_splits_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="split"):
-        split_of(text)
+def test_other_splits_are_refused() -> None:
+    for text in ["C2-C2", "2-2-1", "C0-C1-C1", "x-x-C1", "C2-C2-C1-C1"]:
+        with pytest.raises(ValueError, match="split"):
+            split_of(text)
 
 
-@pytest.mark.parametrize(
-    ("side", "channels", "split"),
-    [(28, 1, "C2-C1-C1"), (28, 1, "C1-C2-x"), (64, 3, "C2-C2-C1"), (64, 3, "C1-C3-C1"), (128, 3, "C3-C1-x")],
-)
-def test_every_split_goes_through_at_every_size(side: int, channels: int, split: str) -> None:
-    first, second, third = split_of(split)
-    shape, labels = (channels, side, side), torch.tensor([0, 2, 1])
-    front = Front(
-        shape,
-        3,
-        layers=(first, second),
-        width=2,
-        feature_maps=3,
-        feature_layers=2,
-        thumbnail_size=4,
-        second_moment_size=2,
-    )
-    assert (len(front.first), len(front.second)) == (first, second)
-    back = Back(front.sizes[-1], 3, layers=third, width=2)
-    assert len(back.convolutions) == third
-    images = Generator(shape, 3, latent_dim=5, width=2)(labels)
-    assert images.shape == (3, *shape) and bool((images > 0).all() & (images < 1).all())
-    vectors = front(images, labels)
-    assert vectors.shape == (3, front.length)
-    torch.testing.assert_close(front.last_maps(vectors), front.layers(images, labels)[-1])
-    assert back(front.last_maps(vectors), torch.eye(3)[labels]).shape == (3, 1)
+def test_every_split_goes_through_at_every_size() -> None:
+    for side, channels, split in [
+        (28, 1, "C2-C1-C1"),
+        (28, 1, "C1-C2-x"),
+        (64, 3, "C2-C2-C1"),
+        (64, 3, "C1-C3-C1"),
+        (128, 3, "C3-C1-x"),
+    ]:
+        first, second, third = split_of(split)
+        shape, labels = (channels, side, side), torch.tensor([0, 2, 1])
+        front = Front(
+            shape,
+            3,
+            layers=(first, second),
+            width=2,
+            feature_maps=3,
+            feature_layers=2,
+            thumbnail_size=4,
+            second_moment_size=2,
+        )
+        assert (len(front.first), len(front.second)) == (first, second)
+        back = Back(front.sizes[-1], 3, layers=third, width=2)
+        assert len(back.convolutions) == third
+        images = Generator(shape, 3, latent_dim=5, width=2)(labels)
+        assert images.shape == (3, *shape) and bool((images > 0).all() & (images < 1).all())
+        vectors = front(images, labels)
+        assert vectors.shape == (3, front.length)
+        torch.testing.assert_close(front.last_maps(vectors), front.layers(images, labels)[-1])
+        assert back(front.last_maps(vectors), torch.eye(3)[labels]).shape == (3, 1)
 
 
 def test_the_vector_stays_in_the_ball_whatever_the_image() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -55,12 +54,12 @@ def test_noise_levels_follow_their_law_and_stay_finite() -> None:
     assert torch.isfinite(ends).all() and (ends > 0).all()
 
 
-@pytest.mark.parametrize("churn", [0.0, 10.0])
-def test_the_sampler_ends_in_the_law_of_the_data(churn: float) -> None:
-    torch.manual_seed(2)
-    found = stochastic_heun(gaussian_denoise, 5.0 * torch.randn(4000, 1, 2, 2), sigmas(40), churn=churn)
-    assert abs(float(found.mean()) - MEAN) < 0.02
-    assert abs(float(found.std()) - DEVIATION) < 0.03
+def test_the_sampler_ends_in_the_law_of_the_data() -> None:
+    for churn in [0.0, 10.0]:
+        torch.manual_seed(2)
+        found = stochastic_heun(gaussian_denoise, 5.0 * torch.randn(4000, 1, 2, 2), sigmas(40), churn=churn)
+        assert abs(float(found.mean()) - MEAN) < 0.02
+        assert abs(float(found.std()) - DEVIATION) < 0.03
 
 
 def test_without_churn_it_is_the_deterministic_solver() -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from sfumato.networks.features import Scattering, ScatteringClassifier
 
 
-@pytest.mark.parametrize(("shape", "maps"), [((1, 28, 28), 81), ((3, 32, 32), 243), ((3, 64, 64), 651)])
-def test_the_number_of_maps(shape: tuple[int, int, int], maps: int) -> None:
-    scattering = Scattering(shape)
-    assert scattering(torch.rand(2, *shape)).shape == (2, maps, 7, 7)
-    assert scattering.size == maps * 49
+def test_the_number_of_maps() -> None:
+    for shape, maps in [((1, 28, 28), 81), ((3, 32, 32), 243), ((3, 64, 64), 651)]:
+        scattering = Scattering(shape)
+        assert scattering(torch.rand(2, *shape)).shape == (2, maps, 7, 7)
+        assert scattering.size == maps * 49
 
 
 def test_a_constant_image_has_no_first_and_no_second_order() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -24,30 +23,34 @@ def inputs(shape: tuple[int, int, int], rows: int = 3) -> tuple[Tensor, Tensor, 
     return torch.randn(rows, *shape), torch.rand(rows) + 0.1, torch.arange(rows) % 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 13, 30)])
-def test_a_picture_in_a_picture_out(kind: Callable[..., Any], shape: tuple[int, int, int]) -> None:
-    noisy, level, labels = inputs(shape)
-    model = kind(shape, 2, width=4)
-    for answer in (model.score(noisy, level, labels), model.denoise(noisy, level, labels), model.start(labels, 1.0)):
-        assert answer.shape == noisy.shape and torch.isfinite(answer).all()
+def test_a_picture_in_a_picture_out() -> None:
+    for kind in KINDS:
+        for shape in [(1, 28, 28), (3, 32, 32), (1, 13, 30)]:
+            noisy, level, labels = inputs(shape)
+            model = kind(shape, 2, width=4)
+            for answer in (
+                model.score(noisy, level, labels),
+                model.denoise(noisy, level, labels),
+                model.start(labels, 1.0),
+            ):
+                assert answer.shape == noisy.shape and torch.isfinite(answer).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_score_and_clean_image_say_the_same(kind: Callable[..., Any]) -> None:
-    noisy, level, labels = inputs((1, 12, 12))
-    model = kind((1, 12, 12), 2, width=4)
-    expected = noisy + per_row(level.square()) * model.score(noisy, level, labels)
-    torch.testing.assert_close(model.denoise(noisy, level, labels), expected)
+def test_score_and_clean_image_say_the_same() -> None:
+    for kind in KINDS:
+        noisy, level, labels = inputs((1, 12, 12))
+        model = kind((1, 12, 12), 2, width=4)
+        expected = noisy + per_row(level.square()) * model.score(noisy, level, labels)
+        torch.testing.assert_close(model.denoise(noisy, level, labels), expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_label_and_level_matter(kind: Callable[..., Any]) -> None:
-    noisy, level, labels = inputs((1, 12, 12))
-    model = kind((1, 12, 12), 2, width=4)
-    first = model.score(noisy, level, labels)
-    assert not torch.allclose(first, model.score(noisy, level, 1 - labels))
-    assert not torch.allclose(first * per_row(level), model.score(noisy, 2 * level, labels) * 2 * per_row(level))
+def test_label_and_level_matter() -> None:
+    for kind in KINDS:
+        noisy, level, labels = inputs((1, 12, 12))
+        model = kind((1, 12, 12), 2, width=4)
+        first = model.score(noisy, level, labels)
+        assert not torch.allclose(first, model.score(noisy, level, 1 - labels))
+        assert not torch.allclose(first * per_row(level), model.score(noisy, 2 * level, labels) * 2 * per_row(level))
 
 
 def test_patches_cover_a_picture_that_they_do_not_divide() -> None:
@@ -77,10 +80,10 @@ def test_under_much_noise_an_untrained_network_draws_the_mean_of_the_class() -> 
     assert float((clean - model.gaussians.means[labels]).detach().abs().max()) < 0.01
 
 
-@pytest.mark.parametrize(("shape", "classes"), [((1, 28, 28), 10), ((3, 32, 32), 10), ((3, 64, 64), 2)])
-def test_the_default_size_is_compact(shape: tuple[int, int, int], classes: int) -> None:
-    size = sum(p.numel() for p in ScoreNetwork(shape, classes).parameters())
-    assert 300_000 <= size <= 1_500_000
+def test_the_default_size_is_compact() -> None:
+    for shape, classes in [((1, 28, 28), 10), ((3, 32, 32), 10), ((3, 64, 64), 2)]:
+        size = sum(p.numel() for p in ScoreNetwork(shape, classes).parameters())
+        assert 300_000 <= size <= 1_500_000
 
 
 def test_the_papers_network_has_the_papers_widths() -> None:
@@ -97,21 +100,21 @@ def squared_error(model: ScoreNetwork, images: Tensor, labels: Tensor, random: A
     return (model.residual(noisy, level, labels)[0] - images).square().flatten(1).sum(1)
 
 
-@pytest.mark.parametrize("patch", [1, 2])
-def test_the_engine_traces_every_layer(patch: int) -> None:
+def test_the_engine_traces_every_layer() -> None:
     """By the books and not by torch.func, which is many times slower; and they agree with a plain loop."""
-    torch.manual_seed(2)
-    model = ScoreNetwork((1, 12, 12), 3, width=8, patch_size=patch).double()
-    ids = torch.arange(10) // 2
-    images = torch.rand(10, 1, 12, 12, dtype=torch.float64)
-    torch.set_default_dtype(torch.float64)
-    try:
-        draws = Randomness(0).draws(ids, torch.arange(10) % 2, "test")
-        batch = Batch(images, ids % 3, draws, torch.full((5, 2), 0.5, dtype=torch.float64))
-        fast = clipped_sum(model, squared_error, batch, 0.5)
-        plain = loop.clipped_sum(model, squared_error, batch, 0.5)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert [known.untraced for known in engine_module._known[model].values()] == [None]
-    for name, value in plain.items():
-        torch.testing.assert_close(fast[name], value, rtol=1e-5, atol=1e-9)
+    for patch in [1, 2]:
+        torch.manual_seed(2)
+        model = ScoreNetwork((1, 12, 12), 3, width=8, patch_size=patch).double()
+        ids = torch.arange(10) // 2
+        images = torch.rand(10, 1, 12, 12, dtype=torch.float64)
+        torch.set_default_dtype(torch.float64)
+        try:
+            draws = Randomness(0).draws(ids, torch.arange(10) % 2, "test")
+            batch = Batch(images, ids % 3, draws, torch.full((5, 2), 0.5, dtype=torch.float64))
+            fast = clipped_sum(model, squared_error, batch, 0.5)
+            plain = loop.clipped_sum(model, squared_error, batch, 0.5)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert [known.untraced for known in engine_module._known[model].values()] == [None]
+        for name, value in plain.items():
+            torch.testing.assert_close(fast[name], value, rtol=1e-5, atol=1e-9)

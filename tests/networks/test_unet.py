@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from sfumato.networks.edm import Denoiser
@@ -12,12 +11,12 @@ from sfumato.privacy.gradients import Batch, clipped_sum
 from sfumato.privacy.gradients.engine import _known
 
 
-@pytest.mark.parametrize("patch", [1, 2])
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 30, 45), (3, 128, 128)])
-def test_the_output_has_the_shape_of_the_images(shape: tuple[int, int, int], patch: int) -> None:
-    net = UNet(shape, 3, width=4, patch=patch)
-    output = net(torch.rand(2, *shape), torch.zeros(2), torch.tensor([0, 2]))
-    assert output.shape == (2, *shape)
+def test_the_output_has_the_shape_of_the_images() -> None:
+    for patch in [1, 2]:
+        for shape in [(1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 30, 45), (3, 128, 128)]:
+            net = UNet(shape, 3, width=4, patch=patch)
+            output = net(torch.rand(2, *shape), torch.zeros(2), torch.tensor([0, 2]))
+            assert output.shape == (2, *shape)
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:

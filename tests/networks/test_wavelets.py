@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from sfumato.data.digits import draw_digits
 from sfumato.networks.features import LabelFilter, Wavelets
 
 
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 64, 64), (1, 5, 9)])
-def test_a_row_of_features_for_each_image(shape: tuple[int, int, int]) -> None:
-    torch.manual_seed(0)
-    wavelets = Wavelets(shape)
-    found = wavelets(torch.rand(2, *shape))
-    assert found.shape == (2, wavelets.size)
-    torch.testing.assert_close(found.square().mean(1), torch.ones(2), atol=1e-2, rtol=0.0)
-    assert torch.isfinite(wavelets(torch.zeros(1, *shape))).all()
-    assert not list(wavelets.parameters()) and not wavelets.state_dict()
+def test_a_row_of_features_for_each_image() -> None:
+    for shape in [(1, 28, 28), (3, 64, 64), (1, 5, 9)]:
+        torch.manual_seed(0)
+        wavelets = Wavelets(shape)
+        found = wavelets(torch.rand(2, *shape))
+        assert found.shape == (2, wavelets.size)
+        torch.testing.assert_close(found.square().mean(1), torch.ones(2), atol=1e-2, rtol=0.0)
+        assert torch.isfinite(wavelets(torch.zeros(1, *shape))).all()
+        assert not list(wavelets.parameters()) and not wavelets.state_dict()
 
 
 def test_directions_are_told_apart_and_contrast_is_not() -> None:

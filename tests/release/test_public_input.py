@@ -74,19 +74,19 @@ def test_a_public_collection_is_on_the_card_with_its_content(tmp_path: Path) -> 
     assert other.public != card.public, "another ledger has another key"
 
 
-@pytest.mark.parametrize("form", ["folder", "npz", "parquet"])
-@pytest.mark.parametrize("place", ["export", "images", "copied"])
-def test_synthetic_images_without_a_guarantee_are_refused(
-    unguarded: Release, tmp_path: Path, form: str, place: str
-) -> None:
+def test_synthetic_images_without_a_guarantee_are_refused(unguarded: Release, tmp_path: Path) -> None:
     """As the folder that was written, as the images in it, and as a copy without the card."""
-    path = export(unguarded.sample(6, seed=0), tmp_path / "out", format=form, allow_no_guarantee=True)  # type: ignore[arg-type]
-    images = next(path.glob("images*"))
-    if place == "copied":
-        copied = tmp_path / f"public{images.suffix}"
-        images = shutil.copytree(images, copied) if images.is_dir() else shutil.copy(images, copied)
-    with pytest.raises(ValueError, match="without a guarantee"):
-        read_public(path if place == "export" else Path(images), size=(28, 28), colour="grey")
+    for form in ["folder", "npz", "parquet"]:
+        for number, place in enumerate(["export", "images", "copied"]):
+            here = tmp_path / f"{form}-{number}"
+            here.mkdir()
+            path = export(unguarded.sample(6, seed=0), here / "out", format=form, allow_no_guarantee=True)  # type: ignore[arg-type]
+            images = next(path.glob("images*"))
+            if place == "copied":
+                copied = here / f"public{images.suffix}"
+                images = shutil.copytree(images, copied) if images.is_dir() else shutil.copy(images, copied)
+            with pytest.raises(ValueError, match="without a guarantee"):
+                read_public(path if place == "export" else Path(images), size=(28, 28), colour="grey")
 
 
 def test_certified_images_without_their_card_cannot_be_counted(certified: Release, tmp_path: Path) -> None:

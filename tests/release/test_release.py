@@ -28,12 +28,10 @@ def release() -> Release:
     return DPMERF.small().fit(worst_case_images(), BUDGET)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"), [(0.9991, 1.0), (1.0, 1.0), (9.98001, 9.99), (9.98, 9.98), (0.0, 0.0), (12.31, 12.4)]
-)
-def test_a_printed_epsilon_is_never_smaller(value: float, expected: float) -> None:
-    assert rounded_up(value) == pytest.approx(expected)
-    assert rounded_up(value) >= value * (1 - 1e-12)
+def test_a_printed_epsilon_is_never_smaller() -> None:
+    for value, expected in [(0.9991, 1.0), (1.0, 1.0), (9.98001, 9.99), (9.98, 9.98), (0.0, 0.0), (12.31, 12.4)]:
+        assert rounded_up(value) == pytest.approx(expected)
+        assert rounded_up(value) >= value * (1 - 1e-12)
 
 
 def test_only_listed_tensors_leave(release: Release) -> None:

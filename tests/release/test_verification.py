@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch import nn
@@ -39,9 +38,8 @@ def test_an_honest_card_fits(trained: tuple[Card, Path]) -> None:
     assert disagreements(card, Ledger.read(path)) == []
 
 
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
+def test_an_edited_card_does_not(trained: tuple[Card, Path]) -> None:
+    for edit, said in [
         (lambda card: {"epsilon": 0.5}, "the card states ε 0.5, and what the ledger charges to its run costs"),
         (lambda card: {"events": card.events[1:]}, "the events on the card are not those"),
         (lambda card: {"method": "dp-vae"}, "the run on the ledger is of dp-merf"),
@@ -51,12 +49,10 @@ def test_an_honest_card_fits(trained: tuple[Card, Path]) -> None:
         (lambda card: {"best_guess": 0.51}, "the card states that 0.51 of guesses are right at most"),
         (lambda card: {"run": "0" * 16}, "is not on this ledger"),
         (lambda card: {"ledger_head": LedgerHead(card.ledger_head.length, "0" * 64)}, "is not on this ledger"),
-    ],
-)
-def test_an_edited_card_does_not(trained: tuple[Card, Path], edit: Any, said: str) -> None:
-    card, path = trained
-    found = disagreements(replace(card, **edit(card)), Ledger.read(path))
-    assert any(said in sentence for sentence in found), found
+    ]:
+        card, path = trained
+        found = disagreements(replace(card, **edit(card)), Ledger.read(path))
+        assert any(said in sentence for sentence in found), found
 
 
 def test_a_seeded_run_cannot_be_called_certified(trained: tuple[Card, Path]) -> None:

@@ -51,6 +51,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.html" for name in texts}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
 @pytest.mark.parametrize("name", ["public", "no guarantee", "internal", "several", "card"])
 def test_a_page_renders_and_nothing_leaves_it(
@@ -73,6 +74,7 @@ def test_a_page_renders_and_nothing_leaves_it(
     assert picture.shape[1] == size[0] and picture.std() > 10
 
 
+@pytest.mark.long
 def test_the_tables_of_a_comparison_fit_the_desktop(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "comparison.html"
     page.write_text(comparison_page(compared(("dp-lflow", "dp-diffusion", "dp-realnvp")), [PIXEL] * 6))
@@ -82,6 +84,7 @@ def test_the_tables_of_a_comparison_fit_the_desktop(browser: Browser, tmp_path: 
     assert browser.run(fits, visit.session)
 
 
+@pytest.mark.long
 def test_the_browser_tells_of_scripts_and_requests(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "bad.html"
     page.write_text('<img src="http://127.0.0.1:9/x.png"><script>console.error("no"); missing()</script>')
@@ -90,6 +93,7 @@ def test_the_browser_tells_of_scripts_and_requests(browser: Browser, tmp_path: P
     assert any("no" in problem for problem in visit.problems) and any("Uncaught" in text for text in visit.problems)
 
 
+@pytest.mark.long
 def test_the_policy_of_a_page_stops_what_slips_into_it(
     browser: Browser, pages: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -101,6 +105,7 @@ def test_the_policy_of_a_page_stops_what_slips_into_it(
     assert sum("Content Security Policy" in problem for problem in visit.problems) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["internal", "several"])
 def test_not_private_stands_on_every_screen_and_printed_page(
     browser: Browser, pages: dict[str, Path], name: str
@@ -165,9 +170,9 @@ def test_a_run_without_an_evaluation_says_how_to_make_one(tmp_path: Path) -> Non
         internal_page([RunFolder(tmp_path / "nothing")])
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.7310, "73.1"), (0.73101, "73.2"), (0.9999, "> 99.9"), (1.0, "100")])
-def test_probabilities_are_rounded_up(share: float, text: str) -> None:
-    assert percent_up(share) == text
+def test_probabilities_are_rounded_up() -> None:
+    for share, text in [(0.7310, "73.1"), (0.73101, "73.2"), (0.9999, "> 99.9"), (1.0, "100")]:
+        assert percent_up(share) == text
 
 
 def test_bounds_by_the_definition() -> None:

@@ -107,13 +107,16 @@ def test_negative_parameters_come_from_the_card(tmp_path: Path) -> None:
     assert sum("does not come from the card" in finding.what for finding in scan(run.folder, page=planted)) == 2
 
 
-@pytest.mark.parametrize(
-    "planted",
-    ["<!-- 0.7312 -->", "<p hidden>mostly sevens</p>", '<p data-x="0.7312">', '<script src="http://a/b"></script>'],
-)
-def test_what_is_hidden_in_the_markup_is_caught(run: Path, planted: str) -> None:
-    edit(run / "public.html", lambda page: page.replace("</main>", f"{planted}</main>"))
-    assert "it is not the page that the release alone gives" in told(run)
+def test_what_is_hidden_in_the_markup_is_caught(run: Path) -> None:
+    clean = (run / "public.html").read_text()
+    for planted in [
+        "<!-- 0.7312 -->",
+        "<p hidden>mostly sevens</p>",
+        '<p data-x="0.7312">',
+        '<script src="http://a/b"></script>',
+    ]:
+        (run / "public.html").write_text(clean.replace("</main>", f"{planted}</main>"))
+        assert "it is not the page that the release alone gives" in told(run)
 
 
 def test_a_private_picture_is_caught(run: Path) -> None:

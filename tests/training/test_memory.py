@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import resource, sys
 import torch
@@ -27,5 +29,6 @@ def page_faults(how: str) -> int:
     return int(found.stdout)
 
 
+@pytest.mark.long
 def test_blocks_within_freed_memory_need_no_new_pages() -> None:
     assert page_faults("keep") < 100 < 1_000 < page_faults("return")

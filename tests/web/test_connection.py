@@ -12,6 +12,8 @@ from web.live import Live, live
 from web.served import PATIENCE, chromium
 from web.still import finish, jobs_of, without_workers
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from web.live import live
 from web.served import SMALL, chromium, write_zip
 
 CLASSES = ("<img src=x onerror=alert(1)>", "two")
+
+pytestmark = pytest.mark.long
 
 
 def test_from_a_zip_to_a_public_page(tmp_path: Path) -> None:

@@ -1,11 +1,4 @@
-"""Canaries: planted records, included or not by fair coins, and how well an attacker tells which.
-
-White box: the attacker sees every noisy answer and knows all other records and their coins. The vector of a canary has
-the clip norm and a coordinate of its own, which is the worst a real record could do, so on a sound mechanism the attack
-is optimal. Coins and noise are drawn by the Curator, and the printed ε is computed from the ledger.
-
-Black box: the attacker sees released images only. This is weak, and a small number means little.
-"""
+"""Run a method with an audit's own Curator and Step in place of the usual ones."""
 
 from __future__ import annotations
 
@@ -20,12 +13,31 @@ import torch
 from torch import Tensor
 
 from sfumato.audit.bounds import Bound, likelihood_ratio, one_run, two_worlds
-from sfumato.audit.instrument import instrumented
 from sfumato.methods.base import Method
 from sfumato.privacy import Budget, Curator, Event, Ledger, PrivateRecords, Step, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import Unit
 from sfumato.privacy.mechanism import ClippedSum
+
+
+def instrumented(
+    method: Method, *, curator: type[Curator] = Curator, step: type[Step] = Step, **attributes: object
+) -> Method:
+    """``method`` with a Curator that derives from ``curator`` and from its own type, and steps likewise.
+
+    The overrides of the method's own Curator (some broken methods have one) still apply, after the audit's.
+    ``attributes`` become class attributes of the Curator: the inputs and outputs of the audit.
+    """
+    own = type(method).curator_type
+    step_type = type(step.__name__, _bases(step, own.step_type), {})
+    curator_type = type(curator.__name__, _bases(curator, own), {"step_type": step_type, **attributes})
+    kind: type[Method] = type(type(method).__name__, (type(method),), {"curator_type": curator_type})
+    return kind(**method.parameters())
+
+
+def _bases(ours: type, own: type) -> tuple[type, ...]:
+    return (own,) if issubclass(own, ours) else (ours,) if issubclass(ours, own) else (ours, own)
+
 
 WHITE_BOX = "sees every noisy answer; knows all other records and their coins"
 

@@ -17,7 +17,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from sfumato.audit.instrument import instrumented
+from sfumato.audit.canary import instrumented
 from sfumato.evaluation.classifiers import Progress, silent
 from sfumato.methods.base import Method
 from sfumato.privacy import AnyBudget, Curator, Ledger, PrivateRecords, Randomness

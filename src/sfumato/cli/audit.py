@@ -3,21 +3,80 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sfumato.cli.audit_inputs import (
-    budget_for,
-    collection,
-    find_method,
-    print_json,
-    print_table,
-    release_images,
-    say,
-)
-from sfumato.cli.console import ProgressBar
+from sfumato.cli.console import ProgressBar, print_json, print_table, say
 from sfumato.cli.options import AllowCustom
+
+if TYPE_CHECKING:
+    from sfumato.methods import Method
+    from sfumato.privacy import AnyBudget, Budget, PrivateRecords
+
+
+LIMIT = 200
+"""Units of a user's collection that take part in an audit: replay's cost grows with them, what it shows does not."""
+
+
+def find_method(name: str, variant: str, settings: list[str] | None, *, real_schedule: bool = False) -> Method:
+    """A registered method, or a class of the user's own, in its small form with some parameters changed.
+
+    With ``real_schedule`` sampling rates and numbers of steps are those of the default form, the networks stay small.
+    """
+    from sfumato.methods import find
+
+    kind = find(name)
+    small = kind.small(variant)
+    values: dict[str, Any] = {}
+    if real_schedule:
+        default = kind(variant=small.variant).parameters()
+        values = {name: value for name, value in default.items() if name.endswith(("sampling_rate", "steps"))}
+    for setting in settings or []:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ValueError(f"--set takes key=value, not {setting!r}")
+        values[key.strip()] = value.strip()
+    return kind.configured({**small.parameters(), **values}) if values else small
+
+
+def budget_for(method: Method, epsilon: float, delta: float, unit: str) -> AnyBudget:
+    """A budget, or none for an algorithm that needs the raw records."""
+    from sfumato.privacy import Budget, NoGuarantee
+
+    if method.raw_access:
+        return NoGuarantee(unit=unit)  # type: ignore[arg-type]
+    budget: Budget = Budget(epsilon, delta, unit=unit)  # type: ignore[arg-type]
+    return budget
+
+
+def collection(data: Path | None, size: int | None, unit: str, seed: int, classes: str | None = None) -> PrivateRecords:
+    """Random and worst-case images, or some of the user's own."""
+    import numpy as np
+
+    from sfumato.audit.worst_case import worst_case_images
+    from sfumato.data import PrivateImages
+
+    if data is None:
+        return worst_case_images(96, size=size or 28, persons=unit == "person")
+    names = None if classes is None else int(classes) if classes.isdigit() else classes.split(",")
+    private = PrivateImages.read(data, size=size, classes=names)
+    rows = np.sort(np.random.default_rng(seed).permutation(len(private._labels))[:LIMIT])
+    persons = private._persons
+    if persons is not None:
+        persons = np.unique(np.asarray(persons)[rows], return_inverse=True)[1]
+    return PrivateImages(
+        private._pixels[rows], np.asarray(private._labels)[rows], classes=private.classes, persons=persons
+    )
+
+
+def release_images(path: Path, classes: tuple[str, ...], split: str, size: int | None, limit: int) -> tuple[Any, Any]:
+    """Pixels and labels, the labels numbered as the release numbers its classes."""
+    from sfumato.data.images import read
+
+    found = read(path, split=split, size=size, classes=classes)
+    return found.pixels[:limit], found.labels[:limit]
+
 
 audit_app = typer.Typer(help="Attack a guarantee: exit status 1 when something is found.", no_args_is_help=True)
 
@@ -277,6 +336,3 @@ def release_command(
         say(line)
     say(f"Written: {written}")
     raise typer.Exit(int(audit["flagged"]))
-
-
-# From options to objects

@@ -11,17 +11,15 @@ import typer
 
 from sfumato.cli.audit import audit_app
 from sfumato.cli.card import card
-from sfumato.cli.compare import compare_command
 from sfumato.cli.console import reset_flags, use_quiet, use_traceback, wants_traceback
 from sfumato.cli.demo import demo
 from sfumato.cli.evaluate import evaluate_command
-from sfumato.cli.experiment import experiment_app
+from sfumato.cli.experiment import compare_command, experiment_app, reproduce_app
 from sfumato.cli.inspect import cache, inspect
 from sfumato.cli.ledger import ledger
 from sfumato.cli.options import expanded
 from sfumato.cli.plan import methods, plan
 from sfumato.cli.release import preview_command, report_command, sample
-from sfumato.cli.reproduce import reproduce_app
 from sfumato.cli.train import train
 from sfumato.cli.tune import tune
 from sfumato.cli.web import web

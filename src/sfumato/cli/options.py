@@ -123,6 +123,9 @@ class MethodOptions:
     variant: Annotated[str, typer.Option(help="A variant of the method; 'certified' is its default form.")] = (
         "certified"
     )
+    preset: Annotated[
+        str | None, typer.Option(help="Settings to start from: 'paper' for those of the method's paper.")
+    ] = None
     settings: Annotated[list[str] | None, typer.Option("--set", help="A parameter: --set steps=200.")] = None
     sampling_rate: Annotated[
         float | None, typer.Option(help="Short for --set sampling_rate=…: the probability of each unit in a step.")
@@ -139,7 +142,11 @@ class MethodOptions:
         """The method of this name with these parameters."""
         from sfumato.methods import find
 
-        return find(name).configured({"variant": self.variant, **self.values()})
+        kind = find(name)
+        start = dict(kind.preset(self.preset)) if self.preset is not None else {}
+        if self.variant != "certified" or not start:
+            start["variant"] = self.variant
+        return kind.configured({**start, **self.values()})
 
 
 def setting_pair(text: str) -> tuple[str, str]:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Self, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods.default_settings import settings_remark
 from sfumato.networks.pixels import Shape as Shape
 from sfumato.privacy import (
     AnyBudget,
@@ -29,6 +28,43 @@ from sfumato.privacy.interfaces import Tape
 from sfumato.release.release import Release
 from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training.run import RunOptions, train
+
+_CHOSEN_ON: Mapping[str, str] = {
+    "dp-diffusion": "drawn digits",
+    "dp-lflow": "MNIST and Fashion-MNIST",
+    "dp-merf": "MNIST and Fashion-MNIST",
+    "dp-mixture": "parts of the training images of MNIST and Fashion-MNIST",
+    "dp2-vae": "MNIST",
+    "dppm": "MNIST and Fashion-MNIST",
+    "gs-wgan": "MNIST",
+}
+
+
+def settings_remark(name: str, parameters: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """One sentence: defaults, and the public data they were chosen on, or which settings were given.
+
+    >>> settings_remark("dp2-vae", {"steps": 3}, {"steps": 3})
+    'All settings are defaults, which were chosen on MNIST, a public data set.'
+    """
+    given = [key for key, value in parameters.items() if value != defaults.get(key)]
+    if given:
+        return (
+            f"These settings were given by the custodian: {', '.join(given)}. Choosing them by looking at the "
+            "collection, other than by 'sfumato tune', is not covered by the guarantee."
+        )
+    sets = _CHOSEN_ON.get(name)
+    if sets is None:
+        return "All settings are defaults; they were not chosen on this collection."
+    kind = "public data sets" if " and " in sets else "a public data set"
+    return f"All settings are defaults, which were chosen on {sets}, {kind}."
+
+
+def tuned_remark(candidates: int) -> str:
+    """What the card says about settings that were chosen by private selection."""
+    return (
+        f"The settings were chosen on this collection among {candidates} candidates by private selection; the choice "
+        "is part of the spending."
+    )
 
 
 @dataclass(frozen=True)
@@ -50,6 +86,8 @@ class Method(ABC):
     raw_access: ClassVar[bool] = False
     """Whether it needs the raw records, and so runs under ``NoGuarantee`` only."""
     curator_type: ClassVar[type[Curator]] = Curator
+    paper_settings: ClassVar[Mapping[str, Any] | None] = None
+    """The settings of its paper, variant included, as far as they are known; ``--preset paper`` starts from them."""
     preview_settings: ClassVar[Mapping[str, Any]] = {}
     """Settings for a preview of a running training: they leave out public work whose result the checkpoint replaces,
     and queries that come after the training."""
@@ -164,6 +202,15 @@ class Method(ABC):
         """A sentence for the card: whether these are the default settings, and on what those were chosen."""
         defaults = type(self)(variant=self.variant).parameters()
         return settings_remark(self.name, self.parameters(), defaults)
+
+    @classmethod
+    def preset(cls, name: str) -> Mapping[str, Any]:
+        """The settings of a preset; the only one is ``paper``."""
+        if name != "paper":
+            raise ValueError(f"there is no preset {name!r}; the only one is 'paper'")
+        if cls.paper_settings is None:
+            raise ValueError(f"{cls.name} has no preset 'paper': its defaults are the only settings that are known")
+        return cls.paper_settings
 
     @classmethod
     def configured(cls, settings: Mapping[str, Any]) -> Self:

@@ -85,6 +85,18 @@ class DPLFlow(Method):
         "conditional": "certified too: one model for all classes, the label in every coupling",
         "published": "the authors' noise, certified at the ε it really has",
     }
+    paper_settings: ClassVar[Mapping[str, Any]] = {
+        "variant": "published",
+        "sampling_rate": _CLAIMED_FOR[0],
+        "steps": _CLAIMED_FOR[1],
+        "latent_dim": 20,
+        "width": 32,
+        "couplings": 9,
+        "hidden": 200,
+        "final_learning_rate_factor": 1.0,
+        "ema_decay": 0.0,
+        "temperature": 1.0,
+    }
 
     sampling_rate: float = 0.1
     steps: int = 300
@@ -130,18 +142,7 @@ class DPLFlow(Method):
     @classmethod
     def as_in_the_paper(cls, variant: str = "published", *, claimed_epsilon: float = 10.0) -> Self:
         """The authors' settings for 28×28 grey images, as far as the paper and the script give them."""
-        sizes = {"latent_dim": 20, "width": 32, "couplings": 9, "hidden": 200}
-        sampling_rate, steps = _CLAIMED_FOR
-        return cls(
-            variant=variant,
-            sampling_rate=sampling_rate,
-            steps=steps,
-            final_learning_rate_factor=1.0,
-            ema_decay=0.0,
-            claimed_epsilon=claimed_epsilon,
-            temperature=1.0,
-            **sizes,
-        )
+        return cls.configured({**cls.paper_settings, "variant": variant, "claimed_epsilon": claimed_epsilon})
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
         """Class counts, the label filter's gradients and the models' gradients."""

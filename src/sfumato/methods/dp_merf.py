@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sfumato.methods.base import Method
 from sfumato.methods.parts.class_gaussians import divisors
-from sfumato.methods.parts.mean_embedding import FourierFeatures, unbiased_distance
+from sfumato.methods.parts.divergences import FourierFeatures, unbiased_distance
 from sfumato.networks.generators import ConvGenerator
 from sfumato.networks.pixels import Shape
 from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian

@@ -57,6 +57,22 @@ class DPAF(Method):
     variants: ClassVar[Mapping[str, str]] = {
         "certified": "every gradient is computed from the noisy aggregate; at ε = 1 a training may fail, see its page"
     }
+    paper_settings: ClassVar[Mapping[str, Any]] = {
+        "split": "C2-C2-C1",
+        "feature_maps": 8,
+        "feature_layers": 1,
+        "thumbnail_size": 0,
+        "second_moment_size": 0,
+        "sampling_rate": 0.1,
+        "steps": 1000,
+        "gradient_share": 0.5,
+        "compression": 0.9,
+        "matching_weight": 0.0,
+        "adversarial_weight": 1.0,
+        "asymmetry": 8,
+        "aggregate_decay": 0.9,
+        "iterations": 0,
+    }
     preview_settings: ClassVar[Mapping[str, Any]] = {"public": ""}
 
     # Networks
@@ -142,23 +158,7 @@ class DPAF(Method):
     @classmethod
     def as_in_the_paper(cls, variant: str = "certified") -> Self:
         """The paper's adversarial training, at settings under which its signal survives the noise."""
-        return cls(
-            variant=variant,
-            split="C2-C2-C1",
-            feature_maps=8,
-            feature_layers=1,
-            thumbnail_size=0,
-            second_moment_size=0,
-            sampling_rate=0.1,
-            steps=1000,
-            gradient_share=0.5,
-            compression=0.9,
-            matching_weight=0.0,
-            adversarial_weight=1.0,
-            asymmetry=8,
-            aggregate_decay=0.9,
-            iterations=0,
-        )
+        return cls.configured({**cls.paper_settings, "variant": variant})
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
         """The aggregates, with the front's gradients and those of a classifier where wanted."""

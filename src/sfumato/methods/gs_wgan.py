@@ -122,6 +122,12 @@ class GSWGAN(Method):
         "certified": "noisy sums of the image gradients of one critic for each shard",
         "published": "the authors' noise, certified at the ε it really has",
     }
+    paper_settings: ClassVar[Mapping[str, Any]] = {
+        "variant": "published",
+        "final_learning_rate_factor": 1.0,
+        "ema_decay": 0.999,
+        **_PUBLISHED,
+    }
 
     shards: int = 3000
     sampling_rate: float = 0.1
@@ -168,7 +174,7 @@ class GSWGAN(Method):
     @classmethod
     def as_in_the_paper(cls, variant: str = "published") -> Self:
         """The authors' settings, as far as they apply to this network."""
-        return cls(variant=variant, final_learning_rate_factor=1.0, ema_decay=0.999, **_PUBLISHED)
+        return cls.configured({**cls.paper_settings, "variant": variant})
 
     @property
     def shard_clip_norm(self) -> float:

@@ -14,8 +14,7 @@ from warnings import catch_warnings
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods.base import Method, Shape
-from sfumato.methods.default_settings import tuned_remark
+from sfumato.methods.base import Method, Shape, tuned_remark
 from sfumato.methods.registry import find
 from sfumato.privacy import AnyBudget, Block, Budget, Counts, Curator, Ledger, Plan, PrivateRecords, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon

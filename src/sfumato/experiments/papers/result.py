@@ -32,7 +32,7 @@ class EntryRow:
 
 
 @dataclass(frozen=True)
-class Layout:
+class EntryLayout:
     """All rows, and the tasks that fill them."""
 
     rows: tuple[EntryRow, ...]
@@ -47,7 +47,7 @@ def lay_out(
     out: Path,
     device: str,
     inception_head: Path | None = None,
-) -> Layout:
+) -> EntryLayout:
     """A dataset that is not available is an error; a setting without an implementation is a row without numbers."""
     if entry.computation:
         return _computations(entry, scale, out)
@@ -79,7 +79,7 @@ def lay_out(
         variant = SamplingVariant(setting.name, sampling) if sampling else SamplingVariant()
         trainings = tuple(TrainingSpec(method, epsilon, number, name) for number in range(scale.trainings))
         rows.append(EntryRow(case, place, setting, Evaluated(conditions, trainings, variant)))
-    return Layout(tuple(rows), _tasks(rows, entry, baselines=scale.name == "full"))
+    return EntryLayout(tuple(rows), _tasks(rows, entry, baselines=scale.name == "full"))
 
 
 def _conditions(
@@ -116,13 +116,13 @@ def _tasks(rows: list[EntryRow], entry: Entry, *, baselines: bool) -> tuple[Task
     return tuple(tasks.values())
 
 
-def _computations(entry: Entry, scale: Scale, out: Path) -> Layout:
+def _computations(entry: Entry, scale: Scale, out: Path) -> EntryLayout:
     rows = []
     for case, place, setting in entry.rows():
         number = 0 if setting.missing else scale.trainings
         work = tuple(Computation(entry.computation, setting, case, scale.name, run, out) for run in range(number))
         rows.append(EntryRow(case, place, setting, computations=work))
-    return Layout(tuple(rows), tuple(task for row in rows for task in row.computations))
+    return EntryLayout(tuple(rows), tuple(task for row in rows for task in row.computations))
 
 
 def entry_name(paper: Paper, entry: Entry) -> str:
@@ -131,7 +131,7 @@ def entry_name(paper: Paper, entry: Entry) -> str:
 
 
 def gather(
-    paper: Paper, entry: Entry, layout: Layout, *, scale: Scale, device: str, failed: Mapping[str, str]
+    paper: Paper, entry: Entry, layout: EntryLayout, *, scale: Scale, device: str, failed: Mapping[str, str]
 ) -> ResultSet:
     """What was measured so far: a row for each setting in each case that has numbers."""
     found = [_computed(entry, row) if row.computations else _trained(row) for row in layout.rows]

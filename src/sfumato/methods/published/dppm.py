@@ -43,6 +43,13 @@ class DPPMPublished(ScoreSampling):
         "published": "randomised response on projection vectors: raw access, no guarantee"
     }
     raw_access: ClassVar[bool] = True
+    paper_settings: ClassVar[Mapping[str, Any]] = {
+        "width": 128,
+        "projections": "one",
+        "derivative": "forward",
+        "response_epsilon": 10.0,
+        "neighbours": 10,
+    }
 
     sampler: str = "hamiltonian"
     sampling_steps: int = 40

@@ -21,7 +21,7 @@ _HEAD = """# The papers' tables and figures
 sfumato reproduce list                                    # all {count}: cost here, and whether it runs
 sfumato reproduce dp-lflow table-1 --data DATA            # the paper's size
 sfumato reproduce dp-lflow table-1 --data DATA --scale small    # a check that it runs
-sfumato reproduce page                                    # writes this page from docs/results
+python docs/tools/render.py                               # writes this page from docs/results
 ```
 
 An entry is data: a TOML file for each paper in `src/sfumato/experiments/papers/`. `DATA` is the folder with the
