@@ -161,18 +161,6 @@ def chosen() -> Iterator[str]:
     yield "the highest CNN accuracy on Fashion-MNIST [here]"
 
 
-def real_data() -> Iterator[str]:
-    _, entry = find_entry("dp-lflow", "table-1")
-    [real] = [one for one in entry.settings if one.name == "real training data"]
-    printed = {name: [value.mean for value in real.paper[name] if value] for name in ("LR", "MLP", "CNN")}
-    yield ", ".join(f"{mnist:.1f} and {fashion:.1f} ({name})" for name, (mnist, fashion) in printed.items())
-    ours = [row("transcribed-real", "real training data", name, None).values for name in ("mnist", "fashion-mnist")]
-    for name in ("LR", "MLP"):
-        assert all(abs(own[name].mean - value) <= 0.5 for own, value in zip(ours, printed[name], strict=True))
-    lower = [value - own["CNN"].mean for own, value in zip(ours, printed["CNN"], strict=True)]
-    yield f"ends {lower[0]:.1f} points lower on MNIST and {lower[1]:.1f} on Fashion-MNIST"
-
-
 def expected_uses() -> Iterator[str]:
     protocols: dict[str, set[str]] = {}
     images: dict[int | None, set[str]] = {}
@@ -436,7 +424,6 @@ SENTENCES: dict[str, Callable[[], Iterator[str]]] = {
     "results/methods/dp-diffusion.md": dp_diffusion_rows,
     "results/methods/dp2-vae.md": dp2_vae_published_size,
     "results/methods/gs-wgan.md": gs_wgan_small,
-    "results/real-data.md": real_data,
     "explanation/lemma.md": lemma,
     "explanation/pitfalls.md": pitfalls,
     "explanation/replay.md": replayed,
@@ -505,7 +492,7 @@ def faces_everywhere() -> Iterator[Finding]:
 
 WITH_UNIT = re.compile(r"\d[\d.,]*\s?(?:points|seconds|minutes|hours|days|[KMGT]i?B|ms|s|times)\b")
 OWN_REGION = re.compile(r"<!-- (expected use|table|case studies|measured)\b[^>]*-->.*?<!-- /\1 -->", re.DOTALL)
-RENDERED = ("reproduction.md", "web.md", "newcomer.md", "command-line.md")
+RENDERED = ("reproduction.md", "web.md", "command-line.md")
 """Pages that are written as a whole by a script, and compared in pages.py."""
 SETTINGS = frozenset(
     {

@@ -26,10 +26,10 @@ from worst_case import worst_case_images
 PRIORS = [StandardNormal(2), SparseMixture(2), Corners(2)]
 
 
-@pytest.mark.parametrize(("epsilon", "noise"), [(10.0, 0.492), (1.0, 1.050)])
-def test_the_joint_noise_at_the_papers_setting(epsilon: float, noise: float) -> None:
-    plan = PRIVAE.as_in_the_paper("grouped").plan(Budget(epsilon, 1e-5))
-    assert plan.event("training").noise_multiplier == pytest.approx(noise, rel=0.01)
+def test_the_joint_noise_at_the_papers_setting() -> None:
+    for epsilon, noise in ((10.0, 0.492), (1.0, 1.050)):
+        plan = PRIVAE.as_in_the_paper("grouped").plan(Budget(epsilon, 1e-5))
+        assert plan.event("training").noise_multiplier == pytest.approx(noise, rel=0.01)
 
 
 def test_the_linearised_form_costs_an_eighth_more_noise() -> None:
@@ -41,14 +41,14 @@ def test_the_linearised_form_costs_an_eighth_more_noise() -> None:
     assert both[0].noise_multiplier == pytest.approx(2 * both[1].noise_multiplier)
 
 
-@pytest.mark.parametrize(("claimed", "really"), [(10.0, 11.4), (3.0, 3.16), (1.0, 0.974)])
-def test_the_published_noise_at_the_epsilon_it_has(claimed: float, really: float) -> None:
-    method = PRIVAE.as_in_the_paper(claimed_epsilon=claimed)
-    assert method.plan(Budget(20.0, 1e-5)).epsilon == pytest.approx(really, rel=0.01)
-    assert method.claim() == {"epsilon": claimed, "delta": 1e-5, "by": method.paper}
-    if claimed > 1:
-        with pytest.raises(BudgetExceeded):
-            method.plan(Budget(claimed, 1e-5))
+def test_the_published_noise_at_the_epsilon_it_has() -> None:
+    for claimed, really in ((10.0, 11.4), (3.0, 3.16), (1.0, 0.974)):
+        method = PRIVAE.as_in_the_paper(claimed_epsilon=claimed)
+        assert method.plan(Budget(20.0, 1e-5)).epsilon == pytest.approx(really, rel=0.01)
+        assert method.claim() == {"epsilon": claimed, "delta": 1e-5, "by": method.paper}
+        if claimed > 1:
+            with pytest.raises(BudgetExceeded):
+                method.plan(Budget(claimed, 1e-5))
 
 
 def test_a_claim_holds_for_the_papers_steps_only() -> None:
