@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from selection import TEST_FAILED, forked_tests, preload
+
+_SECONDS = 1800  # of one test; it counts as one that does not end
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -47,17 +50,10 @@ def result_of(mutant: Mutant, copy: Path) -> str:
         return "does not apply"
     target.write_text(original.replace(mutant.old, mutant.new), encoding="utf-8")
     try:
-        return {0: "SURVIVES", 1: "caught"}.get(run_test(mutant.test, copy), "the test did not run")
+        failure = forked_tests(copy, [f"tests/{mutant.test}"], seconds=_SECONDS)
+        return {None: "SURVIVES", TEST_FAILED: "caught"}.get(failure, f"not shown: {failure}")
     finally:
         target.write_text(original, encoding="utf-8")
-
-
-def run_test(test: str, copy: Path) -> int:
-    """The exit status of pytest on one test, against the sources of the copy."""
-    environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "", "-p", "no:cacheprovider"]
-    command.append(str(copy / "tests" / test))
-    return subprocess.run(command, cwd=copy, env=environment, capture_output=True).returncode
 
 
 def copied(folder: Path) -> Path:
@@ -88,6 +84,8 @@ def main() -> int:
     options = parser.parse_args()
     chosen = [mutant for mutant in chosen_mutants() if options.only in f"{mutant.file} {mutant.defect}"]
     results = []
+    os.environ["OMP_NUM_THREADS"] = "1"
+    preload()
     with tempfile.TemporaryDirectory() as temporary:
         copy = copied(Path(temporary))
         for mutant in chosen:

@@ -23,7 +23,8 @@ _LIBRARIES = ("torch", "torch.func", "scipy.stats", "dp_accounting", "dp_account
 _QUIET = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly"]
 _MEMORY = 10 << 30
 _NO_IMPORT = "the tests could not be imported"
-_HOW = {1: "a test failed", 2: _NO_IMPORT, 4: _NO_IMPORT, -signal.SIGALRM: "the tests did not end"}
+TEST_FAILED = "a test failed"
+_HOW = {1: TEST_FAILED, 2: _NO_IMPORT, 4: _NO_IMPORT, -signal.SIGALRM: "the tests did not end"}
 
 
 def preload() -> None:
@@ -126,7 +127,7 @@ def forked_tests(copy: Path, tests: Sequence[str], *, seconds: float) -> str | N
         signal.alarm(int(seconds))
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
         _enter(copy)
-        os._exit(int(pytest.main([*_QUIET, *tests])))
+        os._exit(int(pytest.main([*_QUIET, "-m", "", *tests])))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # processes that a test has started and left behind

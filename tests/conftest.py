@@ -1,12 +1,13 @@
 """What holds for every test: one thread, since the processes already fill the cores, and no chance.
 
-A run without a seed draws its key from the operating system. In tests of this process the key follows from the name of
-the test or fixture and the number of keys drawn before, whatever else ran: noise is as good, and a test that fails once
-fails always.
+A run without a seed draws its key from the operating system, and so do a selection and a hold-out. In tests of this
+process these draws follow from the name of the test or fixture and the number of those before, whatever else ran: noise
+is as good, and a test that fails once fails always. Processes that a test starts or forks draw their own.
 """
 
 import hashlib
 import os
+import random
 from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sfumato.privacy import randomness
+from sfumato.data import holdout
+from sfumato.methods import scored
+from sfumato.privacy import randomness, selection
 
 torch.set_num_threads(1)
 
@@ -23,19 +26,31 @@ class FixedKeys:
     """Stands for the operating system: the same keys whenever ``name`` is the same."""
 
     def __init__(self) -> None:
-        self.name, self.drawn = "", 0
+        self.name, self.drawn, self._process = "", 0, os.getpid()
 
     def begin(self, name: str) -> None:
         self.name, self.drawn = name, 0
         torch.manual_seed(4021)  # initial weights and made-up images; unlike the seeds of single tests
 
     def urandom(self, size: int) -> bytes:
+        if os.getpid() != self._process:
+            return os.urandom(size)
         self.drawn += 1
         return hashlib.shake_256(f"{self.name} {self.drawn}".encode()).digest(size)
+
+    def token_hex(self, size: int) -> str:
+        return self.urandom(size).hex()
+
+    def SystemRandom(self) -> random.Random:
+        return random.Random(self.urandom(32))
+
+    def randbelow(self, below: int) -> int:
+        return self.SystemRandom().randrange(below)
 
 
 keys = FixedKeys()
 randomness.os = SimpleNamespace(**{**vars(os), "urandom": keys.urandom})  # type: ignore[attr-defined]
+holdout.secrets = scored.secrets = selection.secrets = keys  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(tryfirst=True)

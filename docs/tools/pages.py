@@ -258,7 +258,6 @@ def writers() -> dict[Path, Callable[[str], str]]:
     written: dict[Path, Callable[[str], str]] = {
         results / "reproduction.md": _results_page,
         results / "web.md": lambda _: _from_result("docs/results/web_page.py", results / "web.md"),
-        results / "newcomer.md": lambda _: _from_result("benchmarks/newcomer.py", results / "newcomer.md"),
         results / "expected-use.md": _expected_use,
         DOCS / "reference" / "command-line.md": lambda _: script("docs/reference/command_line.py").page(),
         DOCS / "explanation" / "five-printed-epsilons.md": lambda text: script("docs/case_studies.py").rendered(text),

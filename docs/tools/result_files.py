@@ -39,7 +39,6 @@ OLDER = frozenset(
         "dppm-table-2-full",
         "engine-exactness-h200",
         "expected-use-dp-merf-500",
-        "newcomer",
         "privae-figure-1-full",
         "transcribed-comparison",
         "transcribed-methods",

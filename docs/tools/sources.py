@@ -32,7 +32,6 @@ _OTHER_FILES = {
     "table: filter": ("filter",),
     "table: gradients": ("engine-cpu", "engine-cpu-sizes", "engine-cpu-2048"),
     "table: kills": ("kills",),
-    "table: newcomer": ("newcomer",),
     "table: profiles": ("engine-cpu",),
     "table: random-defects": ("mutants-random",),
     "table: replay": ("replay",),

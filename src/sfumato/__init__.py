@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sfumato.methods.dp_diffusion import DPDiffusion
     from sfumato.methods.dp_lflow import DPLFlow
     from sfumato.methods.dp_merf import DPMERF
+    from sfumato.methods.dp_mixture import DPMixture
     from sfumato.methods.dp_realnvp import DPRealNVP
     from sfumato.methods.dp_vae import DPVAE
     from sfumato.methods.dpaf import DPAF
@@ -61,6 +62,7 @@ _MODULES = {
     "DPDiffusion": "methods.dp_diffusion",
     "DPLFlow": "methods.dp_lflow",
     "DPMERF": "methods.dp_merf",
+    "DPMixture": "methods.dp_mixture",
     "DPRealNVP": "methods.dp_realnvp",
     "DPVAE": "methods.dp_vae",
     "DP2VAE": "methods.dp2_vae",
@@ -91,6 +93,7 @@ __all__ = [
     "DPAFPublished",
     "DPDiffusion",
     "DPLFlow",
+    "DPMixture",
     "DPPMPublished",
     "DPRealNVP",
     "DPRealNVPPublished",

@@ -45,13 +45,6 @@ def test_there_are_methods() -> None:
     assert ("dp-merf", "certified") in CERTIFIED
 
 
-def test_a_plan_needs_no_data_and_keeps_the_budget(method: Method) -> None:
-    budget = budget_for(method)
-    plan = method.plan(budget)
-    assert 0 < plan.epsilon <= budget.epsilon
-    assert json.loads(json.dumps(plan.to_json()))["events"]
-
-
 class Shown:
     """The ε of every report."""
 
@@ -62,89 +55,78 @@ class Shown:
         self.epsilons.append(epsilon)
 
 
-def test_a_fit_spends_its_plan_and_releases_images(method: Method, tmp_path: Path) -> None:
-    """It also shows the ε spent in every report, and keeps a checkpoint from which images can be drawn."""
+def test_a_run_keeps_the_rules(method: Method, tmp_path: Path) -> None:
+    """One run, with a ledger, a checkpoint and a progress display, and everything that must hold of it."""
     budget = budget_for(method)
-    path = tmp_path / "ledger"
-    private, progress, checkpoint = worst_case_images(), Shown(), FolderCheckpoint(tmp_path / "kept", seconds=0)
+    plan = method.plan(budget)
+    assert 0 < plan.epsilon <= budget.epsilon, "a plan needs no data and keeps the budget"
+    assert json.loads(json.dumps(plan.to_json()))["events"], "a plan can be written down"
+
+    path, private, progress = tmp_path / "ledger", worst_case_images(), Shown()
+    pixels = weakref.ref(private._pixels)
+    checkpoint = FolderCheckpoint(tmp_path / "kept", seconds=0)
     checkpoint.describe(private.shape, private.classes)
     release = method.fit(private, budget, path, checkpoint=checkpoint, progress=progress)
-    assert progress.epsilons and all(one is not None and one > 0 for one in progress.epsilons)
+    del private
+    gc.collect()
+    assert pixels() is None, "nothing holds on to the data"
+    assert progress.epsilons and all(one is not None and one > 0 for one in progress.epsilons), "ε is shown throughout"
+
     charged = path.read_bytes()
+    assert Ledger.read(path).events() == plan.events, "what is charged is what was planned"
+    assert release.card.guarantee == "certified" and release.card.method == method.name
+    assert release.card.epsilon >= Ledger.read(path).spent(), "the card never says less than the ledger"
+
     shown = preview(method, checkpoint)
     assert shown.images.shape == (len(CLASSES) * shown.columns, 1, 28, 28) and shown.images.dtype == np.uint8
-    assert shown.images.std() > 0 and shown.done == shown.total > 0
-    assert path.read_bytes() == charged
-    assert Ledger.read(path).events() == method.plan(budget).events
-    assert release.card.guarantee == "certified"
-    assert release.card.epsilon >= Ledger.read(path).spent()
+    assert shown.images.std() > 0 and shown.done == shown.total > 0, "images can be drawn from a checkpoint"
+    assert path.read_bytes() == charged, "a preview costs nothing"
+
     images, labels = release.sample(9)
     assert images.shape == (9, 1, 28, 28) and images.dtype == np.uint8
     assert labels.dtype == np.int64 and set(labels) <= set(range(len(CLASSES)))
-    assert all(torch.isfinite(t).all() for t in release.model.state_dict().values())
+    assert all(torch.isfinite(t).all() for t in release.model.state_dict().values()), "released weights are finite"
 
-
-def test_nobody_and_no_labels_are_legal(method: Method) -> None:
-    nobody = PrivateRecords(np.zeros((0, 1, 28, 28), dtype=np.uint8), classes=CLASSES)
-    assert method.fit(nobody, budget_for(method)).sample(5).images.shape == (5, 1, 28, 28)
-    unlabelled = worst_case_images(labelled=False)
-    assert set(method.fit(unlabelled, budget_for(method)).sample(5).labels) == {0}
-
-
-def test_colour_and_persons(method: Method) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 3, 32, 32), dtype=np.uint8)
-    private = PrivateRecords(pixels, np.arange(20) % 2, classes=("a", "b"), persons=np.arange(20) // 3)
-    release = method.fit(private, budget_for(method, "person"))
-    assert release.card.unit == "person" and release.sample(4).images.shape == (4, 3, 32, 32)
-
-
-def test_a_seeded_run_is_repeatable_and_promises_nothing(method: Method) -> None:
-    runs = [method.fit(worst_case_images(), budget_for(method), seed=5) for _ in range(2)]
-    for first, second in zip(*(run.model.state_dict().values() for run in runs), strict=True):
-        assert torch.equal(first, second)
-    assert runs[0].card.guarantee == "no guarantee" and "seed" in runs[0].card.sentence
-    other = method.fit(worst_case_images(), budget_for(method), seed=6)
-    tensors = zip(runs[0].model.state_dict().values(), other.model.state_dict().values(), strict=True)
-    assert any(not torch.equal(first, second) for first, second in tensors)
-
-
-def test_a_release_comes_back_as_it_was(method: Method, tmp_path: Path) -> None:
-    release = method.fit(worst_case_images(), budget_for(method))
     release.save(tmp_path / "release")
+    files = sorted(one.name for one in (tmp_path / "release").iterdir())
+    assert files == ["card.html", "card.json", "model.safetensors"]
     again = load(tmp_path / "release")
     assert again.card == release.card
     for first, second in zip(release.sample(6, seed=1), again.sample(6, seed=1), strict=True):
-        assert np.array_equal(first, second)
-    assert sorted(path.name for path in (tmp_path / "release").iterdir()) == [
-        "card.html",
-        "card.json",
-        "model.safetensors",
-    ]
+        assert np.array_equal(first, second), "a release comes back as it was"
 
-
-def test_a_ledger_without_room_refuses(method: Method, tmp_path: Path) -> None:
-    budget = budget_for(method)
-    method.fit(worst_case_images(), budget, tmp_path / "ledger")
     with pytest.raises(BudgetExceeded, match="refused"):
-        method.fit(worst_case_images(), budget, tmp_path / "ledger")
+        method.fit(worst_case_images(), budget, path)
 
 
-def test_nothing_holds_on_to_the_data(method: Method) -> None:
-    private = worst_case_images()
-    pixels = weakref.ref(private._pixels)
-    release = method.fit(private, budget_for(method))
-    del private
-    gc.collect()
-    assert pixels() is None
-    assert release.card.method == method.name
+def test_nobody_no_labels_colours_and_persons_are_legal(method: Method) -> None:
+    nobody = PrivateRecords(np.zeros((0, 1, 28, 28), dtype=np.uint8), classes=CLASSES)
+    assert method.fit(nobody, budget_for(method)).sample(5).images.shape == (5, 1, 28, 28), "nobody"
+    unlabelled = worst_case_images(labelled=False)
+    assert set(method.fit(unlabelled, budget_for(method)).sample(5).labels) == {0}, "no labels"
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 3, 32, 32), dtype=np.uint8)
+    private = PrivateRecords(pixels, np.arange(20) % 2, classes=("a", "b"), persons=np.arange(20) // 3)
+    release = method.fit(private, budget_for(method, "person"))
+    assert release.card.unit == "person" and release.sample(4).images.shape == (4, 3, 32, 32), "colours and persons"
+
+
+def test_a_seeded_run_is_repeatable_and_promises_nothing() -> None:
+    """That every method is a function of its answers and its seed is what replay shows."""
+    method = find("dp-vae").small()
+    first, second, other = (
+        method.fit(worst_case_images(12), budget_for(method), seed=seed, device="cpu") for seed in (5, 5, 6)
+    )
+    tensors = [list(run.model.state_dict().values()) for run in (first, second, other)]
+    assert all(map(torch.equal, tensors[0], tensors[1])), "the same seed, other weights"
+    assert not all(map(torch.equal, tensors[0], tensors[2])), "another seed, the same weights"
+    assert first.card.guarantee == "no guarantee" and "seed" in first.card.sentence
 
 
 @pytest.mark.parametrize("unit", ["image", pytest.param("person", marks=pytest.mark.long)])
 def test_neighbour_replay_finds_nothing(method: Method, unit: str) -> None:
     private = worst_case_images(persons=unit == "person")
-    result = replay(method, private, budget=budget_for(method, unit), pairs=4)
-    assert result.pairs >= 4
-    assert not result.findings
+    result = replay(method, private, budget=budget_for(method, unit), pairs=4 if unit == "person" else 2)
+    assert result.pairs >= 2 and not result.findings
 
 
 @pytest.mark.long

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
-import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 TESTS = Path(__file__).parent.parent
 _PATIENCE = 1800  # seconds until a group counts as hanging
 
 
+_taken: list[TextIO] = []
+
+
 def free_port() -> int:
-    """A port that nobody uses, below those that the kernel gives to whoever connects before the group listens on it."""
+    """A port that nobody uses, below those that the kernel gives to whoever connects before the group listens on it.
+
+    A lock keeps it from other groups of tests until this process ends.
+    """
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = secrets.SystemRandom().randrange(max(1024, first - 20_000), max(2048, first))
+    for port in range(max(2048, first) - 1, 1024, -1):
+        lock = (Path(tempfile.gettempdir()) / f"sfumato-test-port-{port}").open("w")
         with socket.socket() as listener, contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             listener.bind(("127.0.0.1", port))
+            _taken.append(lock)
             return port
+        lock.close()
+    raise OSError("no port is free")
 
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:

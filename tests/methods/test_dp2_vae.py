@@ -21,19 +21,19 @@ from squares import squares
 from worst_case import worst_case_images
 
 
-@pytest.mark.parametrize(("epsilon", "noise"), [(10.0, 1.126), (1.0, 6.585)])
-def test_posteriors_cost_nothing(epsilon: float, noise: float) -> None:
-    plan = DP2VAE(sampling_rate=0.1, steps=300, prior_noise=0.0).plan(Budget(epsilon, 1e-5))
-    assert plan.event("training").noise_multiplier == pytest.approx(noise, rel=0.01)
-    assert plan.to_json()["relation"] == "add or remove one unit"
-
-
-@pytest.mark.parametrize(("epsilon", "noise"), [(10.0, 1.72), (1.0, 12.9)])
-def test_a_shard_costs_the_same_whatever_its_size(epsilon: float, noise: float) -> None:
-    for shards in (1000, 60_000):
-        plan = DP2VAE(variant="shard", sampling_rate=0.1, steps=300, shards=shards).plan(Budget(epsilon, 1e-5))
+def test_posteriors_cost_nothing() -> None:
+    for epsilon, noise in ((10.0, 1.126), (1.0, 6.585)):
+        plan = DP2VAE(sampling_rate=0.1, steps=300, prior_noise=0.0).plan(Budget(epsilon, 1e-5))
         assert plan.event("training").noise_multiplier == pytest.approx(noise, rel=0.01)
-        assert plan.to_json()["relation"] == "add, remove or replace one unit"
+        assert plan.to_json()["relation"] == "add or remove one unit"
+
+
+def test_a_shard_costs_the_same_whatever_its_size() -> None:
+    for epsilon, noise in ((10.0, 1.72), (1.0, 12.9)):
+        for shards in (1000, 60_000):
+            plan = DP2VAE(variant="shard", sampling_rate=0.1, steps=300, shards=shards).plan(Budget(epsilon, 1e-5))
+            assert plan.event("training").noise_multiplier == pytest.approx(noise, rel=0.01)
+            assert plan.to_json()["relation"] == "add, remove or replace one unit"
 
 
 def test_the_cost_of_shards_is_that_of_turning_a_vector_around() -> None:

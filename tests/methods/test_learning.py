@@ -33,6 +33,7 @@ CERTIFIED: dict[str, tuple[dict[str, object], float, float]] = {
         0.28,
     ),
     "dp-lflow": ({"steps": 150, "width": 8, "couplings": 4, "hidden": 32, "filter_steps": 30}, 0.65, 0.5),
+    "dp-mixture": ({"centres": 4, "directions": 40}, 0.6, 0.55),
     "dp-merf": ({"features": 1000, "iterations": 400, "batch_size": 100}, 0.6, 0.55),
     "dp-vae": ({"steps": 120, "width": 8}, 0.22, 0.45),
     "dp2-vae": ({"steps": 80, "width": 8}, 0.75, 0.6),

@@ -28,34 +28,34 @@ TRAINING = SubsampledGaussian("training", (Block("gradient", 2.0),), sampling_ra
 COUNT = SubsampledGaussian("score", (Block("score", 20.0),))
 
 
-@pytest.mark.parametrize("shape", (0.0, 0.5, 1.0))
-def test_theorem_2_for_a_gaussian(shape: float) -> None:
+def test_theorem_2_for_a_gaussian() -> None:
     """A Gaussian with noise σ has divergence λ/(2σ²), so that the theorem can be written out."""
-    sigma, gamma, order = 5.0, 0.1, 20
-    event = PrivateSelection("selection", ((SubsampledGaussian("sum", (Block("sum", sigma),)),),), shape, gamma)
-    trials = expected_trials(shape, gamma)
-    written = order / (2 * sigma**2) + math.log(trials) / (order - 1)
-    written += min(
-        (1 + shape) * ((1 - 1 / other) * other / (2 * sigma**2) + math.log(1 / gamma) / other) for other in ORDERS
-    )
-    assert selection_divergence(event, order) == pytest.approx(written)
+    for shape in (0.0, 0.5, 1.0):
+        sigma, gamma, order = 5.0, 0.1, 20
+        event = PrivateSelection("selection", ((SubsampledGaussian("sum", (Block("sum", sigma),)),),), shape, gamma)
+        trials = expected_trials(shape, gamma)
+        written = order / (2 * sigma**2) + math.log(trials) / (order - 1)
+        written += min(
+            (1 + shape) * ((1 - 1 / other) * other / (2 * sigma**2) + math.log(1 / gamma) / other) for other in ORDERS
+        )
+        assert selection_divergence(event, order) == pytest.approx(written)
 
 
-@pytest.mark.parametrize("shape", (0.0, 1.0))
-@pytest.mark.parametrize("trials", (3.0, 20.0))
-def test_another_implementation_agrees(shape: float, trials: float) -> None:
-    event = PrivateSelection("selection", ((TRAINING, COUNT),), shape, gamma_for(trials, shape))
-    inner = dp_accounting.ComposedDpEvent(
-        [
-            dp_accounting.SelfComposedDpEvent(
-                dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(2.0)), 200
-            ),
-            dp_accounting.GaussianDpEvent(20.0),
-        ]
-    )
-    other = RdpAccountant(orders=list(ORDERS))
-    other.compose(dp_event.RepeatAndSelectDpEvent(inner, trials, shape))
-    assert selection_epsilon(event, 1e-5) == pytest.approx(other.get_epsilon(1e-5), rel=0.01)
+def test_another_implementation_agrees() -> None:
+    for trials in (3.0, 20.0):
+        for shape in (0.0, 1.0):
+            event = PrivateSelection("selection", ((TRAINING, COUNT),), shape, gamma_for(trials, shape))
+            inner = dp_accounting.ComposedDpEvent(
+                [
+                    dp_accounting.SelfComposedDpEvent(
+                        dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(2.0)), 200
+                    ),
+                    dp_accounting.GaussianDpEvent(20.0),
+                ]
+            )
+            other = RdpAccountant(orders=list(ORDERS))
+            other.compose(dp_event.RepeatAndSelectDpEvent(inner, trials, shape))
+            assert selection_epsilon(event, 1e-5) == pytest.approx(other.get_epsilon(1e-5), rel=0.01)
 
 
 def test_the_largest_candidate_counts() -> None:
@@ -71,14 +71,14 @@ def test_a_selection_costs_more_than_its_best_trial_and_less_than_all() -> None:
     assert epsilon((TRAINING,), 1e-5) < epsilon((event,), 1e-5) < epsilon((TRAINING.times(2000),), 1e-5)
 
 
-@pytest.mark.parametrize("shape", (0.0, 0.5, 1.0))
-def test_the_number_of_trials_has_its_distribution(shape: float) -> None:
-    gamma = gamma_for(5.0, shape)
-    assert expected_trials(shape, gamma) == pytest.approx(5.0)
-    drawn = [draw_trials(shape, gamma, uniform) for uniform in (np.arange(20_000) + 0.5) / 20_000]
-    assert np.mean(drawn) == pytest.approx(5.0, rel=0.02) and min(drawn) == 1
-    one = 1 / math.log(1 / gamma) if shape == 0 else shape / (gamma**-shape - 1)
-    assert np.mean(np.equal(drawn, 1)) == pytest.approx(one * (1 - gamma), abs=1e-3)
+def test_the_number_of_trials_has_its_distribution() -> None:
+    for shape in (0.0, 0.5, 1.0):
+        gamma = gamma_for(5.0, shape)
+        assert expected_trials(shape, gamma) == pytest.approx(5.0)
+        drawn = [draw_trials(shape, gamma, uniform) for uniform in (np.arange(20_000) + 0.5) / 20_000]
+        assert np.mean(drawn) == pytest.approx(5.0, rel=0.02) and min(drawn) == 1
+        one = 1 / math.log(1 / gamma) if shape == 0 else shape / (gamma**-shape - 1)
+        assert np.mean(np.equal(drawn, 1)) == pytest.approx(one * (1 - gamma), abs=1e-3)
 
 
 def test_calibration_keeps_the_budget_and_uses_it() -> None:
@@ -93,11 +93,11 @@ def test_calibration_keeps_the_budget_and_uses_it() -> None:
         calibrated_selection(candidates, Budget(epsilon=0.01, delta=1e-5), trials=50)
 
 
-@pytest.mark.parametrize(("share", "scaled"), [(0.4, False), (0.6, True), (1.5, True)])
-def test_noise_that_the_method_fixed_is_scaled_where_it_would_take_more_than_half(share: float, scaled: bool) -> None:
-    count = SubsampledGaussian("score", (Block("score", 20.0, fixed=True),))
-    taken = selection._composed([count], selection._REFERENCE_ORDER)
-    assert selection._scaling((TRAINING, count), taken / share).with_fixed is scaled
+def test_noise_that_the_method_fixed_is_scaled_where_it_would_take_more_than_half() -> None:
+    for share, scaled in ((0.4, False), (0.6, True), (1.5, True)):
+        count = SubsampledGaussian("score", (Block("score", 20.0, fixed=True),))
+        taken = selection._composed([count], selection._REFERENCE_ORDER)
+        assert selection._scaling((TRAINING, count), taken / share).with_fixed is scaled
 
 
 def test_two_equal_selections_are_two() -> None:

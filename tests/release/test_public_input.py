@@ -119,13 +119,14 @@ def test_images_of_a_run_that_stopped_early_add_the_whole_plan(tmp_path: Path) -
     """Where it stopped was chosen after its answers, also for a run on another ledger that builds on it."""
     first = StopsEarly.small().fit(worst_case_images(), SMALL, device="cpu")
     (asked,), (whole,) = first.card.events, StopsEarly.small().plan(SMALL).events
-    assert isinstance(asked, SubsampledGaussian) and asked == whole.times(1) and first.card.planned == (whole,)
+    assert isinstance(asked, SubsampledGaussian) and asked == whole.times(1)
     public = export(first.sample(6, seed=0), tmp_path / "out")
     with Ledger(None, Budget(4.0, 1e-5)) as ledger:
         card = dpaf(public, ledger).card
         order = ledger.entries()[0]["order"]
     both = filtered_epsilon([*DPAF.small().plan(SMALL).events, whole], order, 1e-5)
     assert card.epsilon is not None and both <= card.epsilon <= both * 1.01
+    assert first.card.planned == (whole,)
 
 
 def test_images_of_a_run_on_the_same_ledger_are_counted_once(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ _CHOSEN_ON: Mapping[str, str] = {
     "dp-diffusion": "drawn digits",
     "dp-lflow": "MNIST and Fashion-MNIST",
     "dp-merf": "MNIST and Fashion-MNIST",
+    "dp-mixture": "parts of the training images of MNIST and Fashion-MNIST",
     "dp2-vae": "MNIST",
     "dppm": "MNIST and Fashion-MNIST",
     "gs-wgan": "MNIST",

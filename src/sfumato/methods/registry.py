@@ -21,6 +21,7 @@ METHODS: dict[str, str] = {
     "dp-diffusion": "sfumato.methods.dp_diffusion:DPDiffusion",
     "dp-lflow": "sfumato.methods.dp_lflow:DPLFlow",
     "dp-merf": "sfumato.methods.dp_merf:DPMERF",
+    "dp-mixture": "sfumato.methods.dp_mixture:DPMixture",
     "dp-realnvp": "sfumato.methods.dp_realnvp:DPRealNVP",
     "dp-realnvp-published": "sfumato.methods.published.dp_realnvp:DPRealNVPPublished",
     "dp-vae": "sfumato.methods.dp_vae:DPVAE",
