@@ -171,11 +171,12 @@ def expected_uses() -> Iterator[str]:
         if used[0] == "sinkhorn":
             images.setdefault(used[1], set()).add(one["method"])
     assert protocols.pop("dppm") == {"dppm"} and set(protocols) == {"sinkhorn"}
-    assert images[10_000] == {"dp-vae", "dp-realnvp", "dpaf", "gs-wgan", "privae"} and images[1000] == {"dp-merf"}
+    assert images[10_000] == {"dp-vae", "dp-realnvp", "dpaf", "gs-wgan", "privae", "dp-mixture"}
+    assert images[5000] == {"dp-mixture"} and images[1000] == {"dp-merf"}
     yield "DPPM's are by the protocol `dppm`, another CNN after 10,000 images."
     few = PublicFacts(images=1500, size=28, classes=10, epsilon=8.0)
-    assert choose_method(few, device="cpu").method == "dp2-vae"
-    yield "For 1,500 images at ε 8 `train` prefers DP²-VAE on a CPU"
+    assert choose_method(few, device="cpu").method == "dp-mixture"
+    yield "For 1,500 images at ε 8 `train` prefers DP-Mixture on a CPU"
     real = row("real-faces-32-cpu", "real training data", "celeba-gender-32", None).values["CNN"].mean
     found = {}
     for budget, name in ((10, "dp2-vae-faces-cpu"), (1, "dp2-vae-faces-cpu-1")):

@@ -14,7 +14,7 @@ from sfumato.methods import DPMERF
 from sfumato.methods.dp_vae import DPVAE
 from sfumato.privacy import Block, Budget, Curator, Ledger, Plan, PrivateRecords, Randomness, SubsampledGaussian
 from sfumato.privacy.events import Relation
-from sfumato.privacy.journal import ORIGIN, Journal, LedgerDamaged, chained
+from sfumato.privacy.journal import Journal, LedgerDamaged
 from sfumato.release import Release
 
 COUNTS = SubsampledGaussian("counts", (Block("sum", 40.0, fixed=True),))
@@ -77,8 +77,14 @@ def test_an_entry_is_on_the_disk_when_append_returns(tmp_path: Path, monkeypatch
     assert (tmp_path / "ledger").stat().st_ino in synced
 
 
-def test_an_entry_cannot_be_moved_within_the_chain() -> None:
-    assert chained(chained(ORIGIN, {"a": 1}), {"b": 2}) != chained(chained(ORIGIN, {"c": 3}), {"b": 2})
+def test_an_entry_cannot_be_moved_within_the_chain(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger", Budget(1.0, 1e-5)) as ledger:
+        for method in "abc":
+            ledger.start_run(method=method, variant="v", seeded=False)
+    first, one, other, last = (tmp_path / "ledger").read_text().splitlines()
+    (tmp_path / "ledger").write_text("\n".join([first, other, one, last]) + "\n")
+    with pytest.raises(LedgerDamaged, match="line 2 does not fit the chain"):
+        Ledger.read(tmp_path / "ledger")
 
 
 def test_dp_merf_uses_the_labels() -> None:

@@ -1,4 +1,4 @@
-"""ε of ten ledgers, computed again by an implementation that shares nothing with the accountant's.
+"""ε of seven ledgers, computed again by an implementation that shares nothing with the accountant's.
 
 The privacy loss of one step is discretised on a grid, each mass divided between two neighbouring points so that its
 mean stays, and composed by a fast Fourier transform.
@@ -67,9 +67,6 @@ TWO_BLOCKS = SubsampledGaussian("step", (Block("a", 3.0), Block("b", 4.0)), samp
 LEDGERS = [
     ([event(2.0)], 1e-5),
     ([event(0.8, 0.01, 500)], 1e-5),
-    ([event(1.126, 0.1, 300)], 1e-5),
-    ([event(6.585, 0.1, 300)], 1e-6),
-    ([event(1.75, 0.1, 1000)], 1e-5),
     ([event(0.6, 0.004, 1500)], 1e-5),
     ([event(50.0), event(3.0, 0.1, 300)], 1e-5),
     ([event(20.0), TWO_BLOCKS], 1e-7),

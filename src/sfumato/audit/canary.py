@@ -1,4 +1,11 @@
-"""Run a method with an audit's own Curator and Step in place of the usual ones."""
+"""Canaries: planted records, included or not by fair coins, and how well an attacker tells which.
+
+White box: the attacker sees every noisy answer and knows all other records and their coins. The vector of a canary has
+the clip norm and a coordinate of its own, which is the worst a real record could do, so on a sound mechanism the attack
+is optimal. Coins and noise are drawn by the Curator, and the printed ε is computed from the ledger.
+
+Black box: the attacker sees released images only. This is weak, and a small number means little.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``sfumato train`` decides and says before a training: method, expected use, statements for the card."""
+"""``sfumato train``: learn from a private collection and write a release."""
 
 from __future__ import annotations
 

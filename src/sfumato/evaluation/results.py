@@ -1,4 +1,4 @@
-"""Every metric in one place: its name, its unit, and which direction is better."""
+"""Typed results of an evaluation: every number with all that is needed to read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One small critic for every shard of the records, trained without noise and kept as the shard's private state."""
+"""GS-WGAN: critics that stay private, one for each shard, and a generator that sees their noisy image gradients."""
 
 from __future__ import annotations
 

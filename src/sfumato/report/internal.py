@@ -1,4 +1,4 @@
-"""The contents of a run's folder that a report reads: the release, and the results in ``internal/``."""
+"""The internal page: how useful the synthetic images are, what they repeat, what they cost. NOT PRIVATE."""
 
 from __future__ import annotations
 

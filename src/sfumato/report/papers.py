@@ -1,4 +1,4 @@
-"""A figure of a paper drawn as a curve over ε, over the released model's size or over a parameter."""
+"""A paper's entry as text and as a page: for each number the paper's, ours, the ε claimed and the ε that hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,15 @@
-"""Which process is meant by a number: its start time tells it apart from a later process of the same number."""
+"""Jobs on disk: the commands that the page runs, each in a folder of its own, and what has become of them.
+
+A job is run by a process that outlives the server (``sfumato.web.worker``). The server reads its folder and never
+needs to remember anything:
+
+``job.json``      what was asked; never changed
+``status.json``   what the worker has come to
+``progress.json`` public numbers of the running command
+``log``           what the commands wrote to standard error; ``output-0`` … to standard output
+``preview.png``   first samples of a training, with ``preview.json``
+``stop``          exists once someone asked to stop
+"""
 
 from __future__ import annotations
 
