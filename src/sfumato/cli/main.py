@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from sfumato.cli.audit import audit_app
+from sfumato.cli.card import card
 from sfumato.cli.console import reset_flags, use_quiet, use_traceback, wants_traceback
 from sfumato.cli.demo import demo
 from sfumato.cli.evaluate import evaluate_command
@@ -40,6 +41,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "tune": tune,
     "sample": sample,
     "ledger": ledger,
+    "card": card,
     "evaluate": evaluate_command,
     "report": report_command,
     "compare": compare_command,

@@ -42,7 +42,7 @@ class DP2VAEPublished(Method):
     sensitivity of a sum by twice the clip norm, which an encoder shared by the records of a subset invalidates.
 
     Differs from the paper: nothing that is known; the batch size and the iterations are not in the paper. With
-    ``encoder_steps = "batches"`` an encoder takes one step with the mean of the clipped gradients of a batch, which is
+    ``encoder_update = "batch"`` an encoder takes one step with the mean of the clipped gradients of a batch, which is
     faster; in Algorithm 2 it takes one after every record. ``latent_dim = 0`` stands for the paper's code lengths, 8
     for grey images and 16 for colour.
 
@@ -64,7 +64,7 @@ class DP2VAEPublished(Method):
     encoders: int = 1000
     pretraining_steps: int = 100
     train_encoders: bool = True
-    encoder_steps: str = "records"
+    encoder_update: str = "record"
     iterations: int = 10_000
     batch_size: int = 60
     clip_norm: float = 0.1
@@ -75,7 +75,7 @@ class DP2VAEPublished(Method):
     def __post_init__(self) -> None:
         """Check the parameters."""
         super().__post_init__()
-        check_choices(self, {"encoder_steps": ("records", "batches")})
+        check_choices(self, {"encoder_update": ("record", "batch")})
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
@@ -268,7 +268,7 @@ class _Training:
             chosen = int(torch.randint(len(self.subsets), ()))
             batch = self._batch(self.subsets[chosen], iteration)
             vae.encoder.load_state_dict({name: value[chosen] for name, value in self.encoders.items()})
-            one_by_one = method.train_encoders and method.encoder_steps == "records"
+            one_by_one = method.train_encoders and method.encoder_update == "record"
             sums = (
                 self._record_by_record(batch, optimizer, chosen)
                 if one_by_one
