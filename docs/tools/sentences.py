@@ -320,14 +320,14 @@ def faces() -> Iterator[str]:
 
 SENTENCES: dict[str, Callable[[], Iterator[str]]] = {
     "../README.md": front,
-    "explanation/batch-losses.md": batch_losses,
+    "explanation/engine.md": batch_losses,
     "explanation/private-selection.md": selection,
-    "how-to/plan-a-release.md": planned_times,
+    "how-to/choose.md": planned_times,
     "reference/evaluation.md": evaluation_networks,
     "results/expected-use.md": expected_uses,
     "explanation/lemma.md": lemma,
     "explanation/pitfalls.md": pitfalls,
-    "explanation/replay.md": replayed,
+    "reference/audits.md": replayed,
     "how-to/reproduce.md": faces,
     "explanation/five-printed-epsilons.md": printed_epsilons,
     "reference/methods/dp-diffusion.md": dp_diffusion_noise,

@@ -196,7 +196,7 @@ def test_the_divergence_sends_heaps_to_the_corners() -> None:
 
 def test_the_documents_own_loss_runs(tmp_path: Path) -> None:
     """The lines of the page about batch losses, as they stand there, audited."""
-    page = (Path(__file__).parents[2] / "docs" / "explanation" / "batch-losses.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "engine.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     (tmp_path / "own.py").write_text(code)
     sys.path.insert(0, str(tmp_path))
