@@ -3,7 +3,7 @@
     python benchmarks/web.py                                    both, about five minutes on two cores
     python benchmarks/web.py --rounds 1 --seconds 3 --streams 10 --out FOLDER       a rehearsal
 
-It writes docs/results/web.json and, from it, docs/results/web.md (both into ``--out`` if that is given).
+It writes docs/results/web.json (into ``--out`` if that is given).
 
 Load: a training with one thread, started from the page, runs while the page is quiet and while it is busy, in turn: 100
 open event streams with one event a second each, and two page loads a second (overview, collection, training in turn).
@@ -22,7 +22,6 @@ import json
 import os
 import platform
 import re
-import runpy
 import statistics
 import sys
 import tempfile
@@ -225,9 +224,6 @@ def main() -> None:
         result["way"] = measure_way(Path(folder) / "way")
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "web.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    page = runpy.run_path(str(RESULTS / "web_page.py"))["page"](result)
-    (given.out / "web.md").write_text(page, encoding="utf-8")
-    print(page)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write the tables of docs/results/checks.md and docs/results/engine.md from the JSON files beside them.
+"""Write the tables of docs/results/checks.md and docs/results/audits.md from the JSON files beside them.
 
     python docs/results/checks.py
 
@@ -17,7 +17,7 @@ from typing import Any
 HERE = Path(__file__).parent
 STEPS = ("engine-cpu", "engine-cpu-sizes", "engine-cpu-2048")
 """Measurements of private steps; the first has the peers that take too much memory or time for large batches."""
-PAGES = (HERE / "checks.md", HERE / "engine.md", HERE / "audits.md")
+PAGES = (HERE / "checks.md", HERE / "audits.md")
 REGION = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 SHOWN = 8
 
@@ -200,6 +200,25 @@ def reruns() -> str:
     return drawn + lines(head, rows)
 
 
+def web_load() -> str:
+    """A training beside a busy local page."""
+    found = load("web")["load"]
+    rows = {
+        "time of a training step beside the busy page, relative to the quiet one (median)": f"{found['ratio']:.3f}",
+        "the same in each round": ", ".join(f"{one:.3f}" for one in found["ratios"]),
+        "events a second of the slowest stream": f"{found['events_per_stream_and_second']:.2f}",
+        "page loads, and how many a second": f"{found['page_loads']}, {found['page_loads_per_second']:.2f}",
+        "seconds of a page load, median": f"{found['page_load_median_seconds']:.3f}",
+        "seconds of a page load, 95th percentile": f"{found['page_load_p95_seconds']:.3f}",
+    }
+    return lines(("measured", "value"), rows.items())
+
+
+def web_way() -> str:
+    """From a file of images to exported ones in a browser."""
+    return lines(("part", "seconds"), ((name, f"{seconds:.1f}") for name, seconds in load("web")["way"].items()))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "exactness": exactness,
     "kills": kills,
@@ -210,6 +229,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "gradients": gradients,
     "profiles": profiles,
     "reruns": reruns,
+    "web-load": web_load,
+    "web-way": web_way,
 }
 
 

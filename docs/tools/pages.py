@@ -238,12 +238,6 @@ def _results_page(text: str) -> str:
     return page(by_entry([one for one in known if one.provenance.commit]))
 
 
-def _from_result(path: str, page: Path) -> str:
-    found: dict[str, Any] = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
-    text: str = script(path).page(found)
-    return text
-
-
 def _expected_use(text: str) -> str:
     module = script("docs/results/expected_use.py")
     rendered: str = module.rendered(text, module.measured())
@@ -258,14 +252,13 @@ def writers() -> dict[Path, Callable[[str], str]]:
     }
     written: dict[Path, Callable[[str], str]] = {
         results / "reproduction.md": _results_page,
-        results / "web.md": lambda _: _from_result("docs/results/web_page.py", results / "web.md"),
         results / "expected-use.md": _expected_use,
         DOCS / "reference" / "command-line.md": lambda _: script("docs/reference/command_line.py").page(),
         DOCS / "explanation" / "five-printed-epsilons.md": lambda text: script("docs/case_studies.py").rendered(text),
         DOCS / "how-to" / "scale.md": lambda text: script("docs/scale_numbers.py").rendered(text),
         **{
             results / f"{name}.md": lambda text: script("docs/results/checks.py").rendered(text)
-            for name in ("audits", "checks", "engine")
+            for name in ("audits", "checks")
         },
         PRIVACY / "README.md": counted,
     }

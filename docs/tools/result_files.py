@@ -36,7 +36,7 @@ OLDER = frozenset(
 """Made before the program recorded commits and logs. No other file may be without, and none is added here."""
 OWN_REGION = re.compile(r"<!-- (expected use|table|case studies|measured)\b[^>]*-->.*?<!-- /\1 -->", re.DOTALL)
 """Rendered from result files of another format."""
-WHOLE = ("reproduction.md", "web.md")
+WHOLE = ("reproduction.md",)
 """Pages that are rendered as a whole."""
 
 

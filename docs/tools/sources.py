@@ -36,6 +36,8 @@ _OTHER_FILES = {
     "table: random-defects": ("mutants-random",),
     "table: replay": ("replay",),
     "table: reruns": ("reruns",),
+    "table: web-load": ("web",),
+    "table: web-way": ("web",),
 }
 """Regions of files with a format of their own, written and compared by the scripts beside them."""
 
@@ -72,11 +74,11 @@ def _of_page(path: Path, root: Path, results: Mapping[str, ResultSet]) -> Iterat
 
 
 def _whole_page(page: str, results: Mapping[str, ResultSet]) -> tuple[str, ...]:
-    """Pages that are rendered as a whole: the state of the papers' entries, and the cost of the local page."""
+    """The page that is rendered as a whole: the state of the papers' entries."""
     if page == "docs/results/reproduction.md":
         shown = by_entry([one for one in results.values() if one.provenance.commit]).values()
         return tuple(name for name, result in results.items() if any(result is one for one in shown))
-    return ("web",) if page == "docs/results/web.md" else ()
+    return ()
 
 
 def _count(region: re.Match[str]) -> int:
