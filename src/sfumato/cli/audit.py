@@ -336,3 +336,54 @@ def release_command(
         say(line)
     say(f"Written: {written}")
     raise typer.Exit(int(audit["flagged"]))
+
+
+@audit_app.command("recompute")
+def recompute_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a run that was trained with --keep-key.")],
+    *,
+    data: Annotated[
+        Path | None, typer.Option(help="The collection, if it lies elsewhere than when it was trained on.")
+    ] = None,
+    ledger: Annotated[Path | None, typer.Option(help="The collection's ledger [default: the run's own].")] = None,
+    until: Annotated[int | None, typer.Option(min=1, help="Stop after this many steps.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda [default: as the card says].")] = None,
+    allow_custom: AllowCustom = False,
+    as_json: Json = False,
+) -> None:
+    """Train again from data and key, and compare every noisy answer with the ledger. INTERNAL. Charges nothing.
+
+    Exit status 1 if an answer, or in the end the weights, are others.
+    """
+    from sfumato.audit.recompute import recompute
+    from sfumato.cli.options import device_named
+    from sfumato.cli.train import read_as_trained
+
+    images, facts = read_as_trained(run, data)
+    from sfumato.data import PrivateImages
+
+    private = PrivateImages.from_images(images, declared_size=facts["declared_size"])
+    with ProgressBar() as bar:
+        found = recompute(
+            run,
+            private,
+            ledger=ledger,
+            until=until,
+            device=None if device is None else device_named(device),
+            allow_custom=allow_custom,
+            progress=bar,
+        )
+    if as_json:
+        print_json(found.to_json())
+        raise typer.Exit(int(not found.agrees))
+    for remark in found.remarks:
+        say(remark)
+    same = found.compared - found.different
+    say(f"{same} of {found.compared} answers have the hash on the ledger, which has {found.answers}")
+    if found.first is not None:
+        event, step, block = found.first
+        say(f"DIFFERENT from {event!r}, step {step}, block {block!r} on")
+    if found.weights is not None:
+        told = "the same, bit for bit" if found.weights == 0 else f"DIFFERENT by {found.weights:.2g} of their norm"
+        say(f"the weights are {told}")
+    raise typer.Exit(int(not found.agrees))

@@ -194,6 +194,12 @@ def train(
         ),
     ] = None,
     sign: Annotated[Path | None, typer.Option(help="Sign the release with this ed25519 key (PEM).")] = None,
+    keep_key: Annotated[
+        bool,
+        typer.Option(
+            "--keep-key", help="Keep the key of the noise in internal/, for 'audit recompute'. As secret as the data."
+        ),
+    ] = False,
     reading: ReadingOptions,
 ) -> None:
     """Learn from a private collection and write a release. Without --method, one is chosen from public facts."""
@@ -269,6 +275,7 @@ def train(
                 facts={"data": resolved(data), "reading": _plain(reading), "hold_out": hold_out},
                 files=files,
                 key=keys[0] if world.first else None,
+                keep_key=keep_key,
             )
             release = train_run(out, trained, private, planned, options)
     except KeyboardInterrupt:
@@ -290,6 +297,21 @@ def read_with_progress(data: Path, reading: ReadingOptions) -> Images:
         images = read(data, **options)
         progress.per_cent(100)  # also for a collection that was read at once, or before
     return images
+
+
+def read_as_trained(folder: Path, data: Path | None) -> tuple[Images, dict[str, Any]]:
+    """The images that a finished run was trained on, read as they were then, and the run's public facts."""
+    from sfumato.data.holdout import HoldOut
+    from sfumato.training.run import Run
+
+    run = Run(folder)
+    facts = run.facts()
+    if "reading" not in facts:
+        raise ValueError(f"{folder} was not trained by 'sfumato train', so that how it was read is not known")
+    persons = facts["reading"]["persons"]
+    reading = ReadingOptions(**{**facts["reading"], "persons": None if persons is None else Path(persons)})
+    images = read_with_progress(data or Path(facts["data"]), reading)
+    return HoldOut.load(run.hold_out).training_part(images) if facts["hold_out"] else images, facts
 
 
 def _budget(

@@ -73,6 +73,18 @@ class Result:
     """How many answers of each event are in it; all of them must be on the ledger that its card is made from."""
 
 
+@dataclass(frozen=True)
+class KeptKey:
+    """What computes a run's answers again, from a beginning (or resumption) on. It is as secret as the collection."""
+
+    key: str
+    """Of all noise, coins and draws, in hexadecimal digits."""
+    collection: str
+    """A fingerprint of the private collection, as in ``Started``."""
+    length: int
+    """Of the ledger at that time."""
+
+
 class Checkpoint(Protocol):
     """Keeps what a run needs to go on after a crash: released answers, public objects and private state.
 

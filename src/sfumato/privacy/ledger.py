@@ -176,6 +176,10 @@ class Ledger:
         """Whether any part of the run drew its noise from a fixed seed."""
         return any(entry["kind"] == "seeded" or entry.get("seeded") for entry in self._of(run))
 
+    def key_kept(self, run: str) -> bool:
+        """Whether the custodian kept the run's key, with which its answers can be computed again."""
+        return bool((self._started(run) or {}).get("key_kept"))
+
     def own_code(self, run: str) -> set[str]:
         """Names of classes outside the trusted base that answered queries of the run."""
         return {entry["name"] for entry in self._of(run) if entry["kind"] == "own code"}

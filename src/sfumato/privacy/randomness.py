@@ -101,13 +101,17 @@ def _words_of(digest: bytes) -> Key:
 class Randomness:
     """The run's key and the streams derived from it. ``seed`` fixes the key: for tests, and the card then says so.
 
+    ``key`` is that of an earlier run, to compute its answers again; like a seeded run, that has no guarantee.
     Where several processes train together, ``share`` hands every one of them the key of the first.
     """
 
-    def __init__(self, seed: int | None = None, *, share: Callable[[bytes], bytes] | None = None) -> None:
-        self.seeded = seed is not None
+    def __init__(
+        self, seed: int | None = None, *, key: bytes | None = None, share: Callable[[bytes], bytes] | None = None
+    ) -> None:
+        self.seeded = seed is not None or key is not None
         self._used: set[bytes] = set()
-        key = os.urandom(32) if seed is None else hashlib.blake2b(str(seed).encode(), digest_size=32).digest()
+        if key is None:
+            key = os.urandom(32) if seed is None else hashlib.blake2b(str(seed).encode(), digest_size=32).digest()
         self._key = key if share is None else share(key)
 
     def _derived(self, *label: str | int) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import Tensor
 from sfumato.privacy.curator import Curator, check_charged
 from sfumato.privacy.distributed import World
 from sfumato.privacy.events import RawAccess, SubsampledGaussian, event_from_json
-from sfumato.privacy.interfaces import Checkpoint, Progress, Result, Started, Tape
+from sfumato.privacy.interfaces import Checkpoint, KeptKey, Progress, Result, Started, Tape
 from sfumato.privacy.ledger import Ledger, RunRefused, new_run_id
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Randomness
@@ -90,8 +90,12 @@ def session(
     seed: int | None = None,
     tape: Tape | None = None,
     internal: bool = False,
+    keep: Callable[[KeptKey], None] | None = None,
+    key: bytes | None = None,
 ) -> Iterator[Session]:
     """Start a run, or go on with the one that the checkpoint names. A ledger that is opened here is closed here.
+
+    ``keep`` gets the run's key before anything is drawn; ``key`` is one that was kept, and the run has no guarantee.
 
     Where several processes train together, the first one alone opens the ledger and starts the run; the others count
     with a copy of the ledger in memory. What they were given must be the same: a record that lies at another place in
@@ -102,10 +106,11 @@ def session(
         world.check_same(records._digest(_COMPARED_IMAGES).encode(), _OTHER_RECORDS)
         given = (method, dict(parameters), plan.budget.to_json(), max_images_per_unit, seed, torch.__version__)
         world.check_same(repr(given).encode(), _OTHER_SETTINGS)
-    randomness = Randomness(seed, share=world.broadcast)
+    randomness = Randomness(seed, key=key, share=world.broadcast)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     facts = {"parameters": dict(parameters), "plan": plan.to_json(), "device": device.type}
-    begin = _Beginning(ledger, plan, method, facts, randomness, checkpoint, curator_type, records)
+    facts |= {"key_kept": True} if keep else {}
+    begin = _Beginning(ledger, plan, method, facts, randomness, checkpoint, curator_type, records, keep)
     try:
         begun = world.from_first(begin)
         started = Started(**begun["started"])
@@ -151,7 +156,9 @@ class _Beginning:
         checkpoint: Checkpoint | None,
         curator_type: type[Curator],
         records: PrivateRecords,
+        keep: Callable[[KeptKey], None] | None,
     ) -> None:
+        self._keep = keep
         self._given, self._plan, self._method, self._facts = ledger, plan, method, facts
         self._records = records
         self._randomness, self._checkpoint, self._curator_type = randomness, checkpoint, curator_type
@@ -164,7 +171,7 @@ class _Beginning:
         started = checkpoint.started if checkpoint else None
         ledger = self._open(resumed=started is not None)
         if started is None:
-            collection = _fingerprint(self._records) if checkpoint else ""
+            collection = _fingerprint(self._records) if checkpoint or self._keep else ""
             started = Started(new_run_id(), self._randomness.public_seed(), ledger.id, *ledger.head, collection)
             if checkpoint:
                 checkpoint.start(started)
@@ -181,6 +188,8 @@ class _Beginning:
             _planned(ledger, started, self._method, self._plan, self._facts)
         self.result = _kept_result(ledger, started, checkpoint)
         if self.result is None:
+            if self._keep:
+                self._keep(KeptKey(self._randomness._key.hex(), started.collection, ledger.head[0]))
             if seeded and not ledger.seeded(started.run):
                 ledger.note_seed(started.run)
             for name in sorted(_own_code(self._curator_type, ledger)):

@@ -214,7 +214,6 @@ def make_card(
     events = ledger.release_events(run)
     # What was asked may depend on earlier answers; what is stated holds for all that could have been asked.
     planned = ledger.committed_events(run)
-    seeded = ledger.seeded(run)
     budget = plan.budget
     certified = not reasons and isinstance(budget, Budget)
     spent = rounded_up(ledger.release_epsilon(run, budget.delta)) if certified else None
@@ -244,7 +243,7 @@ def make_card(
         events=tuple(events),
         sampler=sampler_of(events),
         accountant=ACCOUNTANT if curve or not certified else FILTER,
-        randomness=f"{DESCRIPTION}{' (FIXED SEED)' if seeded else ''}",
+        randomness=DESCRIPTION + _of_the_key(ledger, run),
         public=_public(shape, classes, declared_size, budget.unit, max_images_per_unit) + public_inputs(ledger, run),
         shape=shape,
         classes=tuple(classes),
@@ -268,6 +267,12 @@ def make_card(
         composition=_rule(ledger, run),
         gaussian_mu=gaussian_mu(planned) if curve else None,
     )
+
+
+def _of_the_key(ledger: Ledger, run: str) -> str:
+    if ledger.seeded(run):
+        return " (FIXED SEED)"
+    return "; the custodian has kept the key, to compute the run again" if ledger.key_kept(run) else ""
 
 
 def _rule(ledger: Ledger, run: str) -> dict[str, Any]:

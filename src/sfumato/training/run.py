@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sfumato.files import private_folder, write_file, write_json
 from sfumato.privacy import Counts, Curator, Ledger, Plan, PrivateRecords, Progress
 from sfumato.privacy.distributed import World
-from sfumato.privacy.interfaces import Tape
+from sfumato.privacy.interfaces import KeptKey, Tape
 from sfumato.privacy.ledger import new_run_id
 from sfumato.privacy.session import Session, check_limit, session
 from sfumato.release.card import Card, make_card
@@ -71,6 +71,8 @@ class RunOptions:
         facts: What a resumption must give again, besides method, parameters, budget and these options.
         files: Texts that are written into ``internal/`` when the run begins, by name.
         key: Signs the release.
+        keep_key: Keep the key of the noise in ``internal/``, so that the custodian can compute the run again. Whoever
+            has it can remove the noise.
     """
 
     device: str | torch.device | None = None
@@ -86,6 +88,7 @@ class RunOptions:
     facts: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     key: SigningKey | None = None
+    keep_key: bool = False
 
 
 def train(
@@ -97,6 +100,8 @@ def train(
     *,
     checkpoint: FolderCheckpoint | None = None,
     tape: Tape | None = None,
+    keep: Callable[[KeptKey], None] | None = None,
+    noise_key: bytes | None = None,
 ) -> Release:
     """Carry out a method's plan on private records and return what may leave; no folder is written."""
     if not isinstance(private, PrivateRecords):
@@ -116,6 +121,8 @@ def train(
         seed=options.seed,
         tape=tape,
         internal=options.internal,
+        keep=keep,
+        key=noise_key,
     )
     with running as run:
         tensors, counts = _trained(method, run)
@@ -190,14 +197,16 @@ def train_run(
         "seed": options.seed,
         "declared_size": private.declared_size,
         "max_images_per_unit": options.max_images_per_unit,
+        **({"keep_key": True} if options.keep_key else {}),
         **options.facts,
     }
+    keep = run.keep_key if options.keep_key else None
     return in_folder(
         run,
         private,
         facts,
         options,
-        lambda: train(method, private, plan, run.ledger, options, checkpoint=run.checkpoint),
+        lambda: train(method, private, plan, run.ledger, options, checkpoint=run.checkpoint, keep=keep),
     )
 
 
@@ -242,6 +251,7 @@ class Run:
         self.internal = self.folder / "internal"
         self.hold_out = self.internal / "hold_out.json"
         self._settings = self.internal / "run.json"
+        self._keys = self.internal / "keys.json"
         self._created: bool | None = None
         self.ledger = Path(ledger) if ledger is not None else self.folder / "ledger.jsonl"
         self.checkpoint = FolderCheckpoint(self.internal / "checkpoint")
@@ -282,6 +292,14 @@ class Run:
         self._created = not self.folder.exists()
         private_folder(self.internal)
         write_json(self._settings, written, private=True)
+
+    def keep_key(self, kept: KeptKey) -> None:
+        """Write the key of a beginning or resumption down, readable by the owner alone."""
+        write_json(self._keys, [*map(asdict, self.kept_keys()), asdict(kept)], private=True)
+
+    def kept_keys(self) -> list[KeptKey]:
+        """The keys that were kept, the first beginning first."""
+        return [KeptKey(**one) for one in json.loads(self._keys.read_text())] if self._keys.exists() else []
 
     def discard_if_unspent(self) -> None:
         """After an error: remove the files of a run that was begun here and has spent nothing."""
