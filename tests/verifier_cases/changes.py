@@ -1,4 +1,4 @@
-"""Changes to a release, its ledger and its transcript, as somebody might make them who wants it to say something else."""
+"""Changes to a release, its ledger and its transcript, as a forger might make them."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ class LowFrequencies(nn.Module):
 class Pose(nn.Module):
     """Where the object of an image is, and its shear and size: moments of what differs from the background.
 
-    A record's pose depends on that record alone. ``background`` is the grey level of the background, or NaN where
-    images have none, and every pose is then zero.
+    A record's pose depends on that record alone. ``background`` is the grey level of the background, or below zero
+    where images have none, and every pose is then zero.
     """
 
     background: Tensor
@@ -83,7 +83,7 @@ class Pose(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("background", torch.tensor(math.nan))
+        self.register_buffer("background", torch.tensor(-1.0))
 
     def measure(self, images: Tensor) -> Tensor:
         """``[B, 5]``: centre, horizontal shear and the logarithms of width and height, in half widths."""
@@ -120,7 +120,7 @@ class Pose(nn.Module):
     @property
     def present(self) -> bool:
         """Whether images have a background."""
-        return not math.isnan(float(self.background))
+        return float(self.background) >= 0
 
 
 def _bounded(pose: Tensor) -> Tensor:

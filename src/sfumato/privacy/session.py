@@ -108,8 +108,9 @@ def session(
         world.check_same(repr(given).encode(), _OTHER_SETTINGS)
     randomness = Randomness(seed, key=key, share=world.broadcast)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    facts = {"parameters": dict(parameters), "plan": plan.to_json(), "device": device.type}
-    facts |= {"key_kept": True} if keep else {}
+    facts: dict[str, Any] = {"parameters": dict(parameters), "plan": plan.to_json(), "device": device.type}
+    if keep:
+        facts["key_kept"] = True
     begin = _Beginning(ledger, plan, method, facts, randomness, checkpoint, curator_type, records, keep)
     try:
         begun = world.from_first(begin)
