@@ -17,8 +17,8 @@ from sfumato.methods.registry import load
 from sfumato.privacy import Ledger, RunRefused, Step
 from sfumato.privacy.curator import AnswerLost
 from sfumato.privacy.interfaces import Started
-from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training import run as training_run
+from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training.run import Run
 from worst_case import worst_case_images
 

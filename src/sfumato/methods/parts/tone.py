@@ -5,7 +5,6 @@ One noisy sum over all units. The map keeps the order of the levels; it is compu
 
 from __future__ import annotations
 
-
 import torch
 from torch import Tensor, nn
 
