@@ -43,9 +43,10 @@ def audit_release(
 ) -> dict[str, Any]:
     """Audit the release in ``path``, a run's folder or a release folder.
 
-    The card and the ledger are checked as they are. The method is replayed, its noise tested and attacked, in its
-    small form on a drawn worst-case collection under the same budget: that touches no private data. With ``members``
-    and ``others`` (images that were in the collection, and some that were not) the release itself is attacked.
+    The card and the ledger are checked as they are, and where something does not fit, the audit ends there. The method
+    is replayed, its noise tested and attacked, in its small form on a drawn worst-case collection under the same
+    budget: that touches no private data. With ``members`` and ``others`` (images that were in the collection, and some
+    that were not) the release itself is attacked.
     """
     path = Path(path)
     folder = release_folder(path)
@@ -63,6 +64,9 @@ def audit_release(
         "internal": {},
         "lines": [],
     }
+    if wrong:
+        audit["card"]["sound"] = False
+        return {**audit, "flagged": True}
     if card.epsilon is not None and card.delta is not None:
         budget = Budget(card.epsilon, card.delta, unit=card.unit)
         _attack_method(audit, card, budget, pairs=pairs, canaries=canaries, progress=progress)
@@ -71,7 +75,6 @@ def audit_release(
     if members is not None and others is not None:
         audit["internal"]["notice"] = NOTICE
         audit["internal"]["membership"] = [found.to_json() for found in _membership(release, members, others, samples)]
-    audit["card"]["sound"] = audit["card"]["sound"] and not wrong
     audit["flagged"] = not audit["card"]["sound"] or any(
         part.get("flagged", False) for part in audit.values() if isinstance(part, dict)
     )
@@ -158,13 +161,13 @@ def _membership(release: Release, members: Images, others: Images, samples: int)
 def write(audit: dict[str, Any], path: str | Path, *, on_card: bool = True) -> Path:
     """``audit.json`` beside the release, readable by the owner alone; the lines go onto the card, which is public.
 
-    The lines are computed from the card and from drawn data; results of membership attacks stay in the file.
+    A card that does not fit stays as it is. The lines are computed from the card and from drawn data; results of membership attacks stay in the file.
     """
     path = Path(path)
     folder = release_folder(path)
     beside = path / "audit.json" if folder != path else path.parent / f"{path.name}.audit.json"
     write_json(beside, audit, private=True)
-    if on_card:
+    if on_card and not audit["card"]["problems"]:
         release = load(folder).with_audits(audit["lines"])
         write_json(folder / "card.json", release.card.to_json(), private=False)
         write_file(folder / "card.html", release.page(), private=False)

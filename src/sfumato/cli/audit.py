@@ -299,7 +299,7 @@ def release_command(
     if as_json:
         print_json(audit)
         raise typer.Exit(int(audit["flagged"]))
-    for line in audit["lines"]:
+    for line in (*audit["card"]["problems"], *audit["lines"]):
         say(line)
     say(f"Written: {written}")
     raise typer.Exit(int(audit["flagged"]))
