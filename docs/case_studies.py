@@ -1,8 +1,9 @@
 """Write the figure and the table of docs/explanation/five-printed-epsilons.md from docs/results/case-studies.json.
 
-    python docs/case_studies.py [--measure]
+    python docs/case_studies.py [--measure [NAME …]]
 
-With ``--measure`` the attacks of ``benchmarks/case_studies.py`` are run and the file is written first.
+With ``--measure`` the attacks of ``benchmarks/case_studies.py``, or those that are named, are run first and written to
+the file. Each starts from the seed anew, so that it does not depend on the others.
 """
 
 from __future__ import annotations
@@ -14,29 +15,33 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
+RESULT = DOCS / "results" / "case-studies.json"
 PAGE = DOCS / "explanation" / "five-printed-epsilons.md"
 REGION = re.compile(r"(<!-- case studies -->\n).*?(<!-- /case studies -->)", re.DOTALL)
 
 
 def case_studies() -> list[dict[str, Any]]:
     """The measurements."""
-    found: list[dict[str, Any]] = json.loads((DOCS / "results" / "case-studies.json").read_text())["case_studies"]
+    found: list[dict[str, Any]] = json.loads(RESULT.read_text(encoding="utf-8"))["case_studies"]
     return found
 
 
-def measure(seed: int = 0) -> dict[str, Any]:
-    """Attack every case study. The seconds are left out: they differ between machines, and nothing else does."""
+def measure(names: list[str], seed: int = 0) -> dict[str, Any]:
+    """Attack the case studies of these names, by default all; the others stay. The seconds are left out: they differ between machines, and nothing else does."""
     import numpy as np
 
     sys.path.insert(0, str(DOCS.parent / "benchmarks"))
     from case_studies import CASE_STUDIES  # type: ignore[import-not-found]
     from sfumato.experiments.results import current_commit
 
-    found = [make(np.random.default_rng(seed)).to_json() for make in CASE_STUDIES.values()]
-    for one in found:
-        del one["seconds"]
-    command = "python docs/case_studies.py --measure"
-    return {"command": command, "commit": current_commit(), "seed": seed, "case_studies": found}
+    stored = json.loads(RESULT.read_text(encoding="utf-8"))
+    known = {one["name"]: one for one in case_studies()} if names else {}
+    for name in names or CASE_STUDIES:
+        found = CASE_STUDIES[name](np.random.default_rng(seed)).to_json()
+        del found["seconds"]
+        known[found["name"]] = {**found, "commit": current_commit()}
+    made = {"command": "python docs/case_studies.py --measure", "commit": current_commit(), "seed": seed}
+    return {**(stored if names else made), "case_studies": sorted(known.values(), key=lambda one: one["name"])}
 
 
 def table(found: list[dict[str, Any]]) -> str:
@@ -87,7 +92,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 
 if __name__ == "__main__":
     if "--measure" in sys.argv[1:]:
-        text = json.dumps(measure(), indent=1, ensure_ascii=False) + "\n"
-        (DOCS / "results" / "case-studies.json").write_text(text, encoding="utf-8")
+        names = sys.argv[sys.argv.index("--measure") + 1 :]
+        RESULT.write_text(json.dumps(measure(names), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     draw(case_studies(), DOCS / "images" / "case-studies.png")
     PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

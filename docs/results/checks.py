@@ -219,6 +219,75 @@ def web_way() -> str:
     return lines(("part", "seconds"), ((name, f"{seconds:.1f}") for name, seconds in load("web")["way"].items()))
 
 
+STATUS = {0: "agrees", 1: "DISAGREES", 2: "cannot prove"}
+
+
+def verified_releases() -> str:
+    """What the verifier says about honest releases, and how far their ε is from its own."""
+    found, rows = load("verification-releases"), []
+    for row in found["rows"]:
+        bound = f"{row['proved']:.4g} (proved)"
+        if "numeric delta" in row:
+            bound = f"{row['proved']:.4g} (proved); δ at the card's ε is {row['numeric delta']:.4g} by inversion"
+        ways = ("with ledger", "with transcript", "with nothing")
+        card = f"{row['epsilon']:g} at {row['delta']:g}"
+        rows.append((row["release"], card, bound, *(STATUS[row[way]] for way in ways), f"{row['seconds']:.2f}"))
+    head = ("release", "ε at δ on the card", "ε of the verifier", "with the ledger", "with the transcript")
+    return _measured(found) + lines((*head, "with neither", "seconds"), rows)
+
+
+def _measured(found: dict[str, Any]) -> str:
+    return f"Measured at commit `{found['commit']}` by `{found['command']}`.\n\n"
+
+
+def tampering() -> str:
+    """Who sees which change."""
+    found = load("verification-tampering")
+    ways = ("ledger --release", "audit release", "verifier, ledger", "verifier, transcript")
+    words = {True: "seen", False: "not seen", None: "not given"}
+    rows = []
+    for row in found["rows"]:
+        told = [words[row.get(way)] for way in ways]
+        if row["change"] == "ledger: an edited line":
+            told[3] = "not given"
+        rows.append((row["change"], *told))
+    head = ("change", "`sfumato ledger --release`", "`sfumato audit release`", "verifier, ledger", "verifier, transcript")
+    return _measured(found) + lines(head, rows)
+
+
+def accountants() -> str:
+    """δ of the second accountant ÷ δ that was asked for, at the ε of the first."""
+    found = load("verification-accountants")
+    settings: dict[str, dict[float, dict[str, Any]]] = {}
+    for row in found["rows"]:
+        settings.setdefault("; ".join(map(_event, row["events"])), {})[row["delta"]] = row
+    deltas = sorted({row["delta"] for row in found["rows"]}, reverse=True)
+    rows = [
+        (name, *(f"{of[delta]['epsilon']:.4g}: {of[delta]['ratio']:.4f}" for delta in deltas))
+        for name, of in settings.items()
+    ]
+    count, wrong = len(found["rows"]), sum(row["understated"] for row in found["rows"])
+    told = f"{len(settings)} settings at {len(deltas)} values of δ: {wrong} of {count} are understated.\n\n"
+    return _measured(found) + told + lines(("events", *(f"δ = {delta:g}" for delta in deltas)), rows)
+
+
+def _event(event: dict[str, Any]) -> str:
+    noise = " and ".join(f"{one:g}" for one in event["noise"])
+    shards = f", {event['shards']} shards" if event["shards"] else ""
+    return f"q {event['rate']:g}, σ {noise}, T {event['steps']}{shards}"
+
+
+def recomputed() -> str:
+    """Trainings that were computed again from data and key."""
+    found = load("verification-recomputed")
+    rows = [
+        (row["method"], row["answers"], row["compared"] - row["different"], "same bits" if row["weights"] == 0 else "differ")
+        for row in found["rows"]
+    ]
+    head = ("method", "answers on the ledger", "computed again with the same hash", "weights")
+    return _measured(found) + lines(head, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "exactness": exactness,
     "kills": kills,
@@ -231,6 +300,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "reruns": reruns,
     "web-load": web_load,
     "web-way": web_way,
+    "verified-releases": verified_releases,
+    "tampering": tampering,
+    "accountants": accountants,
+    "recomputed": recomputed,
 }
 
 

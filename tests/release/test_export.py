@@ -146,7 +146,8 @@ def test_catalogues_can_read_what_it_is(tmp_path: Path) -> None:
         assert "- differential-privacy" in front and "- n<1K" in front and "task_categories:" in front
         assert card.sentence in body and "contact: data@example.org" in body and "For tests." in body
         found = json.loads((place / "croissant.json").read_text())
-        assert found["conformsTo"] == "http://mlcommons.org/croissant/1.0" and found["@type"] == "sc:Dataset"
+        assert found["conformsTo"] == "http://mlcommons.org/croissant/1.1" and found["@type"] == "sc:Dataset"
+        assert card.run in found["prov:wasGeneratedBy"]["prov:label"] and found["datePublished"] == card.made[:10]
         part = found["distribution"][0]
         if format == "folder":
             assert list(place.glob(part["includes"]))

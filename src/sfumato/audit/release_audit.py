@@ -161,7 +161,8 @@ def _membership(release: Release, members: Images, others: Images, samples: int)
 def write(audit: dict[str, Any], path: str | Path, *, on_card: bool = True) -> Path:
     """``audit.json`` beside the release, readable by the owner alone; the lines go onto the card, which is public.
 
-    A card that does not fit stays as it is. The lines are computed from the card and from drawn data; results of membership attacks stay in the file.
+    A card that does not fit stays as it is. The lines are computed from the card and from drawn data; results of
+    membership attacks stay in the file.
     """
     path = Path(path)
     folder = release_folder(path)

@@ -16,6 +16,7 @@ from PIL import Image
 
 from sfumato.release.card import Card
 from sfumato.release.plain_numbers import factor_text, level, one_in_text
+from sfumato.release.registry import nist_layers
 from sfumato.release.synthetic import SyntheticImages
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -69,10 +70,11 @@ def card_page(drawn: SyntheticImages, *, columns: int) -> str:
 
 def render_card(template: str, card: Card, *, folders: Sequence[Path] = (), **values: Any) -> str:
     """A page by a template that extends ``card.html.jinja``."""
-    plain = {}
+    plain: dict[str, Any] = {}
     if card.epsilon is not None and card.delta is not None:
         plain = {"level": level(card.epsilon), "factor": factor_text(card.epsilon), "one_in": one_in_text(card.delta)}
-    return render(template, folders=folders, card=card, sentence=_sentence(card), made=_made(card), **plain, **values)
+    plain |= {"layers": nist_layers(card), "sentence": _sentence(card), "made": _made(card)}
+    return render(template, folders=folders, card=card, **plain, **values)
 
 
 def _sentence(card: Card) -> Markup:
