@@ -137,16 +137,16 @@ def planted_defects() -> Iterator[Finding]:
 
 
 def advisory() -> Iterator[Finding]:
-    """Findings of the advisory without a test, or whose test is gone."""
-    path = ROOT / "docs" / "reference" / "advisory.md"
-    text = path.read_text(encoding="utf-8")
-    for number, line in enumerate(text.splitlines(), 1):
-        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", line)
-        if line.startswith("| ") and "`tests/" in line and not named:
-            yield Finding(path, number, "this finding names no test")
-        for file, name in named:
-            if not _is_test(ROOT / file, name):
-                yield Finding(path, number, f"there is no test {file}::{name}")
+    """Findings of the advisory and of the known vulnerabilities without a test, or whose test is gone."""
+    for page in ("advisory.md", "known-vulnerabilities.md"):
+        path = ROOT / "docs" / "reference" / page
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", line)
+            if line.startswith("| ") and "`tests/" in line and not named:
+                yield Finding(path, number, "this finding names no test")
+            for file, name in named:
+                if not _is_test(ROOT / file, name):
+                    yield Finding(path, number, f"there is no test {file}::{name}")
 
 
 LINES = re.compile(r"^\| `([\w/]+(?:\.py|/))` \| (\d+) \|", re.MULTILINE)
