@@ -77,8 +77,7 @@ def unsafe_code() -> Iterator[Finding]:
         for line, name in imported(_tree(path)):
             if name.split(".")[0] in UNSAFE:
                 yield Finding(path, line, f"{name} is imported: only safe formats are read and written")
-        # Broken methods, which are wrong on purpose, may write as they like.
-        own_writer = path.name == "files.py" or "broken_methods" in path.parts
+        own_writer = path.name == "files.py"
         for node in ast.walk(_tree(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:
                 yield Finding(path, node.lineno, f"{ast.unparse(node.func)} runs what it reads")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sfumato.audit.broken_methods import ControlMethod, TwoClips
+from broken_methods import ControlMethod, TwoClips
 from sfumato.audit.replay import replay
 from sfumato.audit.worst_case import KINDS, planted, rows_of, search, sweep, worst_case_images
 from sfumato.methods import DPMERF

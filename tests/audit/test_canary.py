@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from audit.studies import case_studies
-from sfumato.audit.broken_methods import ControlMethod, HalvedNoise, NoClip
+from broken_methods import ControlMethod, HalvedNoise, NoClip
 from sfumato.audit.canary import accountant_check, black_box, white_box
 from sfumato.audit.worst_case import worst_case_images
 from sfumato.methods import DPMERF

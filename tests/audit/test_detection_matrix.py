@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sfumato.audit.broken_methods import MISTAKES, ControlMethod
-from sfumato.audit.detection_matrix import (
+import detection_matrix
+from broken_methods import MISTAKES, ControlMethod
+from detection_matrix import (
     CONTROL,
     GUARDED,
     NOT_CAUGHT,
@@ -18,6 +19,7 @@ from sfumato.audit.detection_matrix import (
     markdown_table,
 )
 from sfumato.audit.worst_case import worst_case_images
+from sfumato.experiments.results import current_commit
 from sfumato.privacy import Budget
 from sfumato.privacy.gradients import UnsupportedModel
 
@@ -85,3 +87,13 @@ def test_replay_finds_what_it_should() -> None:
 def test_control_methods_pass() -> None:
     for kind in [kind for (_, form), kind in METHODS.items() if form == CONTROL][:4]:
         assert detect("none", CONTROL, kind, budget=BUDGET, pairs=3).caught_by == NOT_CAUGHT, kind
+
+
+def test_the_written_matrix_names_its_command_and_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Detection("no mistake", CONTROL, NOT_CAUGHT, ())
+    monkeypatch.setattr(detection_matrix, "detection_matrix", lambda **_: iter([one]))
+    assert detection_matrix.main(["--pairs", "2", "--out", str(tmp_path / "matrix.json")]) == 0
+    written = json.loads((tmp_path / "matrix.json").read_text())
+    assert [one.from_json(row) for row in written["methods"]] == [one]
+    assert written["command"] == "python tests/detection_matrix.py --pairs 2 --epsilon 3 --delta 1e-05"
+    assert written["commit"] == current_commit()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sfumato.audit.broken_methods import ControlMethod
+from broken_methods import ControlMethod
 from sfumato.audit.membership import Membership, distance, draw_curves, gan_leaks, likelihood, lira
 from sfumato.data.digits import draw_digits
 from sfumato.methods import DPMERF

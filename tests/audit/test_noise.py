@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sfumato.audit.broken_methods import ControlMethod, HalvedNoise, OffGrid, SeededNoise, Shuffled
+from broken_methods import ControlMethod, HalvedNoise, OffGrid, SeededNoise, Shuffled
 from sfumato.audit.noise import ALPHA, audit_generator, audit_noise, coin_tests, law_test, scale_test
 from sfumato.audit.worst_case import worst_case_images
 from sfumato.privacy import Budget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sfumato.audit.broken_methods import BROKEN_METHODS, ControlMethod, GroupControlMethod
+from broken_methods import BROKEN_METHODS, ControlMethod, GroupControlMethod
 from sfumato.audit.replay import participants, replay
 from sfumato.privacy import Budget
 from worst_case import worst_case_images

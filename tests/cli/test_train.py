@@ -19,7 +19,7 @@ import torch
 import typer
 from torch import nn
 
-from sfumato.audit.broken_methods import ControlMethod
+from broken_methods import ControlMethod
 from sfumato.cli.main import app, main
 from sfumato.cli.train import choose
 from sfumato.methods import METHODS

@@ -8,7 +8,6 @@ linear classifier of synthetic images is tested on real ones; chance is 0.1 for 
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -125,10 +124,8 @@ def test_a_flow_on_pixels_is_at_chance() -> None:
 
 
 def test_the_flow_on_pixels_says_so_where_people_choose() -> None:
-    """In the list of methods, on its page, and in every plan."""
+    """In the list of methods and in every plan."""
     assert "at chance" in find(BASELINE).variants["certified"]
-    page = Path(__file__).parents[2] / "docs" / "reference" / "methods" / f"{BASELINE}.md"
-    assert "at chance" in " ".join(page.read_text(encoding="utf-8").split())
     facts = PublicFacts(size=28, channels=1, classes=10, images=60_000, epsilon=10.0, delta=1e-5)
     [row] = [row for row in plan_all(facts) if row.method == BASELINE]
     assert row.expected_use is Use.HOPELESS

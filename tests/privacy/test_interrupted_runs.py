@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from privacy.test_runs import BUDGET, METHOD, KillAfter, Killed, OwnTerms, fit
-from sfumato.methods import base
 from sfumato.methods.dp2_vae import DP2VAE
 from sfumato.methods.dp_merf import DPMERF
 from sfumato.methods.registry import load
 from sfumato.privacy import Ledger, RunRefused, Step
 from sfumato.privacy.curator import AnswerLost
 from sfumato.privacy.interfaces import Started
+from sfumato.training import run as training_run
 from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training.run import Run
 from worst_case import worst_case_images
@@ -107,7 +107,7 @@ def killed_when(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> None:
     monkeypatch.setattr(place, name, end)
 
 
-@pytest.mark.parametrize(("place", "name"), [(Ledger, "end_run"), (base, "make_card"), (Run, "finish")])
+@pytest.mark.parametrize(("place", "name"), [(Ledger, "end_run"), (training_run, "make_card"), (Run, "finish")])
 def test_a_run_that_was_killed_while_it_ended_keeps_its_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str
 ) -> None:

@@ -148,39 +148,6 @@ def replay_command(
     raise typer.Exit(int(result.flagged))
 
 
-@audit_app.command("detection")
-def detection_command(
-    *,
-    pairs: Annotated[int, typer.Option(min=1, help="Neighbours for each method that trains.")] = 12,
-    out: Annotated[Path | None, typer.Option(help="Also write the matrix to this JSON file.")] = None,
-    epsilon: Epsilon = 3.0,
-    delta: Delta = 1e-5,
-    as_json: Json = False,
-) -> None:
-    """Run every broken and every control method and show which check catches which. Exit 1 if one is unexpected."""
-    from sfumato.audit.detection_matrix import detection_matrix
-    from sfumato.experiments.results import current_commit
-    from sfumato.files import write_json
-    from sfumato.privacy import Budget
-
-    found = []
-    for one in detection_matrix(budget=Budget(epsilon, delta), pairs=pairs):
-        found.append(one)
-        if not as_json:
-            say(f"{one.mistake} ({one.form}): {one.caught_by}{': ' if one.reasons else ''}{'; '.join(one.reasons)}")
-    unexpected = [f"{one.mistake} ({one.form})" for one in found if not one.expected]
-    command = f"sfumato audit detection --pairs {pairs} --epsilon {epsilon:g} --delta {delta:g}"
-    made = {"command": command, "commit": current_commit(), "pairs": pairs}
-    result = {**made, "methods": [one.to_json() for one in found], "unexpected": unexpected}
-    if out is not None:
-        write_json(out, result, private=False)
-    if as_json:
-        print_json(result)
-    else:
-        say(f"unexpected: {', '.join(unexpected) or 'none'}")
-    raise typer.Exit(int(bool(unexpected)))
-
-
 @audit_app.command("noise")
 def noise_command(
     method: Annotated[str | None, typer.Argument(help="A method; without one, the generator alone.")] = None,

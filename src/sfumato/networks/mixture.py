@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from sfumato.networks.gaussians import dct_basis
 from sfumato.networks.pixels import Shape, valid_pixels
 
+_NO_BACKGROUND = 0.5
 _FAINT = 0.125  # a difference from the background that is not counted to an object
 _USUAL_SIZE = 0.35  # the root mean square extent of an aligned object, in half widths
 _SHIFT, _SHEAR, _LOG_SIZE = 0.3, 0.8, 0.7
@@ -74,8 +75,8 @@ class LowFrequencies(nn.Module):
 class Pose(nn.Module):
     """Where the object of an image is, and its shear and size: moments of what differs from the background.
 
-    A record's pose depends on that record alone. ``background`` is the grey level of the background, or NaN where
-    images have none, and every pose is then zero.
+    A record's pose depends on that record alone. ``background`` is the grey level of the background, or the middle,
+    0.5, where images have none, and every pose is then zero.
     """
 
     background: Tensor
@@ -83,7 +84,7 @@ class Pose(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("background", torch.tensor(math.nan))
+        self.register_buffer("background", torch.tensor(_NO_BACKGROUND))
 
     def measure(self, images: Tensor) -> Tensor:
         """``[B, 5]``: centre, horizontal shear and the logarithms of width and height, in half widths."""
@@ -115,12 +116,12 @@ class Pose(nn.Module):
     @property
     def level(self) -> float:
         """The grey level that is taken out of images: that of the background, or the middle."""
-        return float(self.background) if self.present else 0.5
+        return float(self.background)
 
     @property
     def present(self) -> bool:
         """Whether images have a background."""
-        return not math.isnan(float(self.background))
+        return float(self.background) != _NO_BACKGROUND
 
 
 def _bounded(pose: Tensor) -> Tensor:

@@ -5,8 +5,6 @@ One noisy sum over all units. The map keeps the order of the levels; it is compu
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -65,12 +63,12 @@ def ask_tone(curator: Curator) -> Tensor:
 
 
 def background_of(histogram: Tensor) -> float:
-    """0 or 1 where strokes lie on a background that is so dark or so light in all channels, and else NaN."""
+    """0 or 1 where strokes lie on a background that is so dark or so light in all channels, and else 0.5."""
     shares = histogram / histogram.sum(1, keepdim=True).clamp(min=1e-12)
     for level, share in ((0.0, shares[:, :_BACKGROUND_BINS]), (1.0, shares[:, -_BACKGROUND_BINS:])):
         if bool((share.sum(1) > _BACKGROUND).all()):
             return level
-    return math.nan
+    return 0.5
 
 
 def fit_tone(tone: Tone, histogram: Tensor, samples: Tensor) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sfumato.audit.broken_methods.controls import ControlMethod, MeanImages, squared_error
-from sfumato.audit.broken_methods.mixed_rows import clean, on_images, on_losses
+from broken_methods.controls import ControlMethod, MeanImages, squared_error
+from broken_methods.mixed_rows import clean, on_images, on_losses
 from sfumato.methods.base import Shape
 from sfumato.privacy import Counts, Curator
 from sfumato.privacy.gradients import Loss

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sfumato.audit.broken_methods.controls import (
+from broken_methods.controls import (
     ControlMethod,
     GroupControlMethod,
     MeanImages,
     raw_images,
     squared_error,
 )
-from sfumato.audit.broken_methods.mixed_rows import clean, on_images
-from sfumato.audit.broken_methods.wrong_mechanism import taped
+from broken_methods.mixed_rows import clean, on_images
+from broken_methods.wrong_mechanism import taped
 from sfumato.methods.base import Shape
 from sfumato.privacy import Counts, Curator, NoisyGradient, Step
 from sfumato.privacy.gradients import Loss

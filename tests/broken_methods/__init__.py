@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sfumato.audit.broken_methods import (
+from broken_methods import (
     kept_batches,
     kept_indirectly,
     leaking_values,
@@ -18,9 +18,9 @@ from sfumato.audit.broken_methods import (
     sizes_and_noise,
     unprobed_steps,
 )
-from sfumato.audit.broken_methods.batch_mixing import MixedLoss, Normalised, StateAcrossRecords
-from sfumato.audit.broken_methods.controls import ControlMethod, GroupControlMethod, MeanImages
-from sfumato.audit.broken_methods.raw_reads import (
+from broken_methods.batch_mixing import MixedLoss, Normalised, StateAcrossRecords
+from broken_methods.controls import ControlMethod, GroupControlMethod, MeanImages
+from broken_methods.raw_reads import (
     Centred,
     EarlyStopping,
     RealBatchSize,
@@ -31,9 +31,9 @@ from sfumato.audit.broken_methods.raw_reads import (
     UnnoisedAggregate,
     UnnoisedMomentum,
 )
-from sfumato.audit.broken_methods.sound_variations import CONTROLS
-from sfumato.audit.broken_methods.wrong_groups import CutInOrder, OneGroupClip
-from sfumato.audit.broken_methods.wrong_mechanism import (
+from broken_methods.sound_variations import CONTROLS
+from broken_methods.wrong_groups import CutInOrder, OneGroupClip
+from broken_methods.wrong_mechanism import (
     ChargedAfter,
     HalvedNoise,
     NoClip,

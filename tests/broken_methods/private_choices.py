@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sfumato.audit.broken_methods.controls import ControlMethod, MeanImages, raw_images, squared_error, true_loss
+from broken_methods.controls import ControlMethod, MeanImages, raw_images, squared_error, true_loss
 from sfumato.privacy import Counts, Curator, NoisyGradient, Step
 from sfumato.privacy.gradients import Loss
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from sfumato.audit.broken_methods.controls import GroupControlMethod
+from broken_methods.controls import GroupControlMethod
 from sfumato.privacy import Curator, NoisyGradient, Step
 from sfumato.privacy.gradients import Batch
 from sfumato.privacy.gradients.group_terms import Grouped, Terms

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sfumato.audit.broken_methods.controls import ControlMethod, MeanImages, squared_error
-from sfumato.audit.broken_methods.mixed_rows import clean, on_images
+from broken_methods.controls import ControlMethod, MeanImages, squared_error
+from broken_methods.mixed_rows import clean, on_images
 from sfumato.methods.base import Shape
 from sfumato.privacy.gradients import Loss
 from sfumato.privacy.randomness import Draws

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sfumato.audit.broken_methods.controls import squared_error
-from sfumato.audit.broken_methods.kept_batches import mean_image
-from sfumato.audit.broken_methods.mixed_rows import clean
-from sfumato.audit.broken_methods.unprobed_steps import Schedule, Scheduled, last_digit, shifted
+from broken_methods.controls import squared_error
+from broken_methods.kept_batches import mean_image
+from broken_methods.mixed_rows import clean
+from broken_methods.unprobed_steps import Schedule, Scheduled, last_digit, shifted
 from sfumato.privacy.gradients import Loss
 from sfumato.privacy.randomness import Draws
 

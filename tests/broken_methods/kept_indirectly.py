@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.audit.broken_methods.controls import ControlMethod, squared_error
-from sfumato.audit.broken_methods.kept_batches import centred, mean_image
-from sfumato.audit.broken_methods.mixed_rows import on_images
+from broken_methods.controls import ControlMethod, squared_error
+from broken_methods.kept_batches import centred, mean_image
+from broken_methods.mixed_rows import on_images
 from sfumato.privacy.gradients import Loss
 from sfumato.privacy.randomness import Draws
 

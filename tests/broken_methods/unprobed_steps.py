@@ -10,9 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from sfumato.audit.broken_methods.controls import ControlMethod, MeanImages, squared_error
-from sfumato.audit.broken_methods.kept_batches import mean_image
-from sfumato.audit.broken_methods.mixed_rows import clean
+from broken_methods.controls import ControlMethod, MeanImages, squared_error
+from broken_methods.kept_batches import mean_image
+from broken_methods.mixed_rows import clean
 from sfumato.methods.base import Shape
 from sfumato.privacy import Curator, NoisyGradient, Step
 from sfumato.privacy.gradients import Loss

@@ -1,15 +1,25 @@
-"""The detection matrix: which check stops or finds which broken method, and which control methods pass all of them."""
+"""The detection matrix: which check stops or finds which broken method, and which control methods pass all of them.
+
+    python tests/detection_matrix.py [--pairs N] [--epsilon ε] [--delta δ] [--out FILE]
+
+runs every broken and every control method and says which check catches which. Exit status 1 if one is unexpected.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from sfumato.audit.broken_methods import BROKEN_METHODS, CONTROL_METHODS, MISTAKES, ControlMethod
+from broken_methods import BROKEN_METHODS, CONTROL_METHODS, MISTAKES, ControlMethod
 from sfumato.audit.noise import audit_noise
 from sfumato.audit.replay import Replay, replay
 from sfumato.audit.worst_case import worst_case_images
+from sfumato.experiments.results import current_commit
+from sfumato.files import write_json
 from sfumato.privacy import Budget, PrivateRecords
 
 CONTROL, MECHANISM, DIRECT, HELPER = "control", "mechanism", "direct", "in a helper"
@@ -108,3 +118,30 @@ def markdown_table(detections: list[Detection]) -> str:
     for one in detections:
         lines.append(f"| {one.mistake} | {one.form} | {one.caught_by} | {'; '.join(one.reasons)} |")
     return "\n".join(lines)
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=12, help="neighbours for each method that trains")
+    parser.add_argument("--epsilon", type=float, default=3.0)
+    parser.add_argument("--delta", type=float, default=1e-5)
+    parser.add_argument("--out", type=Path, help="also write the matrix to this JSON file")
+    given = parser.parse_args(words)
+    found = []
+    for one in detection_matrix(budget=Budget(given.epsilon, given.delta), pairs=given.pairs):
+        found.append(one)
+        print(f"{one.mistake} ({one.form}): {'; '.join((one.caught_by, *one.reasons))}", flush=True)
+    unexpected = [f"{one.mistake} ({one.form})" for one in found if not one.expected]
+    print(f"unexpected: {', '.join(unexpected) or 'none'}")
+    if given.out is not None:
+        options = f"--pairs {given.pairs} --epsilon {given.epsilon:g} --delta {given.delta:g}"
+        made = {"command": f"python tests/detection_matrix.py {options}", "commit": current_commit()}
+        methods = [one.to_json() for one in found]
+        write_json(
+            given.out, {**made, "pairs": given.pairs, "methods": methods, "unexpected": unexpected}, private=False
+        )
+    return int(bool(unexpected))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

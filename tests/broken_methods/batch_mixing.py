@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sfumato.audit.broken_methods.controls import ControlMethod, MeanImages
+from broken_methods.controls import ControlMethod, MeanImages
 from sfumato.methods.base import Shape
 from sfumato.privacy import Counts, Curator
 from sfumato.privacy.randomness import Draws

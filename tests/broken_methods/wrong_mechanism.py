@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.audit.broken_methods.controls import ControlMethod
+from broken_methods.controls import ControlMethod
 from sfumato.privacy import Curator, Step, SubsampledGaussian
 from sfumato.privacy.mechanism import ClippedSum, Query, add_noise
 

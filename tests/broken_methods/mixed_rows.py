@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sfumato.audit.broken_methods.controls import ControlMethod, squared_error
+from broken_methods.controls import ControlMethod, squared_error
 from sfumato.privacy.gradients import Loss
 from sfumato.privacy.randomness import Draws
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sfumato.audit.broken_methods.controls import ControlMethod, MeanImages, squared_error
-from sfumato.audit.broken_methods.mixed_rows import clean, on_images, on_losses
+from broken_methods.controls import ControlMethod, MeanImages, squared_error
+from broken_methods.mixed_rows import clean, on_images, on_losses
 from sfumato.privacy import Block, Counts, Curator, NoisyGradient, Step, SubsampledGaussian
 from sfumato.privacy.gradients import Loss
 from sfumato.privacy.randomness import Draws

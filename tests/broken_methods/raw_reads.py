@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.audit.broken_methods.controls import ControlMethod, MeanImages, raw_images, true_loss
+from broken_methods.controls import ControlMethod, MeanImages, raw_images, true_loss
 from sfumato.privacy import Counts, Curator, NoisyGradient, PrivateRecords, Step
 from sfumato.privacy.gradients import Loss
 from sfumato.privacy.randomness import Draws

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sfumato.audit.broken_methods.controls import ControlMethod, squared_error
-from sfumato.audit.broken_methods.mixed_rows import clean, on_images
+from broken_methods.controls import ControlMethod, squared_error
+from broken_methods.mixed_rows import clean, on_images
 from sfumato.privacy.gradients import Loss
 from sfumato.privacy.randomness import Draws
 
