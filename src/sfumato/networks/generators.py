@@ -1,4 +1,4 @@
-"""Generators from a latent code and a label to an image, and their critics: a small pair, and DPAF's conditional DCGAN."""
+"""Generators from a latent code and a label to an image, and their critics: a small pair, and the DCGAN of DPAF."""
 
 from __future__ import annotations
 
