@@ -210,6 +210,7 @@ def _reading_words(options: Mapping[str, Any]) -> list[str]:
         "person_pattern": "--person-pattern PATTERN",
         "labelled": "--no-labels",
         "unlabelled": "--missing-labels 'leave out'",
+        "missing_persons": "--missing-persons 'leave out'",
         "skip_bad": "--skip-bad",
     }
     words = []
