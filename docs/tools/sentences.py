@@ -27,7 +27,7 @@ from sfumato.experiments.papers.entries import find as find_entry
 from sfumato.experiments.results import ResultRow, load_results
 from sfumato.methods import find
 from sfumato.networks.generators import Critic
-from sfumato.networks.samplers import hamiltonian, heun
+from sfumato.networks.score import hamiltonian, heun
 from sfumato.planning.costs import training_seconds
 from sfumato.planning.expected_use import PublicFacts, Use, expected_share, signal_to_noise, table_rows
 from sfumato.planning.plan import choose_method
@@ -112,13 +112,13 @@ def expected_uses() -> Iterator[str]:
     assert images[10_000] == {"dp-vae", "dp-realnvp", "dpaf", "gs-wgan", "privae", "dp-mixture"}
     assert images[5000] == {"dp-mixture"} and images[1000] == {"dp-merf"}
     yield "DPPM's are by the protocol `dppm`, another CNN after 10,000 images."
-    few = PublicFacts(images=1500, size=28, classes=10, epsilon=8.0)
+    few = PublicFacts(declared_size=1500, size=28, classes=10, epsilon=8.0)
     assert choose_method(few, device="cpu").method == "dp-mixture"
     yield "For 1,500 images at ε 8 `train` prefers DP-Mixture on a CPU"
     real = row("real-faces-32-cpu", "real training data", "celeba-gender-32", None).values["CNN"].mean
     found = {}
     for budget, name in ((10, "dp2-vae-faces-cpu"), (1, "dp2-vae-faces-cpu-1")):
-        facts = PublicFacts(images=14_999, size=32, channels=3, classes=2, epsilon=budget)
+        facts = PublicFacts(declared_size=14_999, size=32, channels=3, classes=2, epsilon=budget)
         predicted = expected_share("dp2-vae", signal_to_noise(facts)) or 0.0
         measured = (row(name, name, "celeba-gender-32", budget).values["CNN"].mean - 50) / (real - 50)
         found[budget] = [f"{Use.of(share)} ({share:.2f})" for share in (predicted, measured)]

@@ -47,6 +47,9 @@ class ReadingOptions:
     person_pattern: Annotated[
         str | None, typer.Option(help="A regular expression; its first group, in a file's name, is the person.")
     ] = None
+    missing_persons: Annotated[
+        str, typer.Option(help="Where persons are named, 'refuse' images that name none, or 'leave out' them.")
+    ] = "refuse"
     split: Annotated[str, typer.Option(help="Which part of a data set that has several.")] = "train"
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out records that cannot be read.")] = False
     internal: Annotated[bool, typer.Option("--internal", help="Let errors name private files and counts.")] = False
@@ -58,8 +61,9 @@ class ReadingOptions:
 
     def for_reader(self) -> Options:
         """The options as ``sfumato.read`` takes them."""
-        if self.missing_labels not in ("refuse", "leave out"):
-            raise ValueError(f"--missing-labels is 'refuse' or 'leave out', not {self.missing_labels!r}")
+        for name, value in (("labels", self.missing_labels), ("persons", self.missing_persons)):
+            if value not in ("refuse", "leave out"):
+                raise ValueError(f"--missing-{name} is 'refuse' or 'leave out', not {value!r}")
         return {
             "size": self.size,
             "colour": self.colour,  # type: ignore[typeddict-item]
@@ -71,6 +75,7 @@ class ReadingOptions:
             "person_column": self.person_column,
             "person_file": self.persons,
             "person_pattern": self.person_pattern,
+            "missing_persons": self.missing_persons,  # type: ignore[typeddict-item]
             "split": self.split,
             "skip_bad": self.skip_bad,
             "internal": self.internal,

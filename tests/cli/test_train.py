@@ -296,15 +296,15 @@ def test_a_hopeless_plan_warns_and_the_card_says_so(
 
 
 def test_a_method_is_chosen_from_public_facts_and_the_reason_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    facts = PublicFacts(images=500, size=28, classes=10, epsilon=1.0)
+    facts = PublicFacts(declared_size=500, size=28, classes=10, epsilon=1.0)
     assert choose(facts, device="cpu", time_limit=0.5) in METHODS
     assert "Method: " in capsys.readouterr().err
 
 
 def test_plan_of_all_methods(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", "--images", "500", "--size", "28", "--classes", "10", "--epsilon", "1"]
+    words = ["plan", "--declared-size", "500", "--size", "28", "--classes", "10", "--epsilon", "1"]
     assert answered(monkeypatch, *words, "--json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["expected_use"] for row in rows} == {"hopeless"} and {"dp-merf", "dppm"} <= {r["method"] for r in rows}
-    assert answered(monkeypatch, *words, "--images-per-person", "5") == 0
-    assert "of 100 persons" in capsys.readouterr().out
+    assert answered(monkeypatch, *words, "--unit", "person") == 0
+    assert "500 persons" in capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pydicom
@@ -158,24 +159,24 @@ def test_a_list_may_not_lead_out_of_its_folder(tmp_path: Path) -> None:
 def test_a_person_has_one_spelling_and_an_empty_name_is_none(tmp_path: Path) -> None:
     """Two spellings would be two units, and all images without a name would be one."""
 
-    def from_npz(names: list[str], *, skip_bad: bool = False) -> list[int]:
+    def from_npz(names: list[str], missing: Literal["refuse", "leave out"] = "refuse") -> list[int]:
         np.savez(tmp_path / "c.npz", images=np.zeros((len(names), 8, 8), np.uint8), who=names)
-        found = read(tmp_path / "c.npz", labelled=False, person_column="who", skip_bad=skip_bad).persons
+        found = read(tmp_path / "c.npz", labelled=False, person_column="who", missing_persons=missing).persons
         return [] if found is None else found.tolist()
 
-    def from_names(names: list[str], *, skip_bad: bool = False) -> list[int]:
+    def from_names(names: list[str], missing: Literal["refuse", "leave out"] = "refuse") -> list[int]:
         folder = tmp_path / f"c{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         for number, name in enumerate(names):
             Image.new("L", (8, 8)).save(folder / f"{number}-{name}-.png")
-        found = read(folder, labelled=False, person_pattern="-(.*)-", skip_bad=skip_bad).persons
+        found = read(folder, labelled=False, person_pattern="-(.*)-", missing_persons=missing).persons
         return [] if found is None else found.tolist()
 
     for persons in (from_npz, from_names):
         assert persons(["Zo\u00eb", "Zoe\u0308 ", "Ann", "Zo\u00eb"]) == [0, 0, 1, 0]
         with pytest.raises(BadInput, match="names no person"):
             persons(["Ann", "", "Bob", " "])
-        assert persons(["Ann", "", "Bob", " "], skip_bad=True) == [0, 1]
+        assert persons(["Ann", "", "Bob", " "], "leave out") == [0, 1]
 
 
 def test_persons_from_a_file_and_from_a_pattern(tmp_path: Path) -> None:

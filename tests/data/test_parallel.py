@@ -229,7 +229,9 @@ def test_a_part_costs_no_look_at_the_others(
 
     for module, name in ((os, "scandir"), (io, "open"), (parquet_module, "_rows")):
         monkeypatch.setattr(module, name, partial(watched, getattr(module, name)))
-    chosen = Selection(classes=("a", "b", "c"), person_file=persons if kind == "folder" else None)
+    chosen = Selection(
+        classes=("a", "b", "c"), person_file=persons if kind == "folder" else None, missing_persons="leave out"
+    )
     reading = Reading(ImageTransform(), chosen, format=None, skip_bad=True, infer_classes=False)
     source = open_source(path, reading)
     if isinstance(source, ListedSource):

@@ -15,11 +15,11 @@ from sfumato.planning.expected_use import (
     Use,
     expected_share,
     gaussian_mu,
-    images_needed,
     points_of,
     signal_to_noise,
     table_facts,
     table_rows,
+    units_needed,
 )
 from sfumato.planning.plan import TIME_LIMIT, choose_method, plan_all, use_warning
 from sfumato.privacy import Block, SubsampledGaussian
@@ -29,7 +29,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def facts(**changes: float) -> PublicFacts:
-    return PublicFacts(**({"images": 60_000, "size": 28, "classes": 10, "epsilon": 1.0} | changes))  # type: ignore[arg-type]
+    return PublicFacts(**({"declared_size": 60_000, "size": 28, "classes": 10, "epsilon": 1.0} | changes))  # type: ignore[arg-type]
 
 
 def test_mu_is_that_of_the_gaussian_mechanism() -> None:
@@ -57,11 +57,10 @@ def test_no_row_of_the_table_is_on_the_data_that_predictions_are_compared_on() -
 
 def test_more_images_more_epsilon_fewer_classes_and_smaller_images_help() -> None:
     base = signal_to_noise(facts())
-    assert signal_to_noise(facts(images=120_000)) == pytest.approx(2 * base)
+    assert signal_to_noise(facts(declared_size=120_000)) == pytest.approx(2 * base)
     assert signal_to_noise(facts(epsilon=10.0)) > base
     assert signal_to_noise(facts(classes=20)) == pytest.approx(base / 2)
     assert signal_to_noise(facts(size=56)) == pytest.approx(base / 2)
-    assert signal_to_noise(facts(images_per_person=4.0)) == pytest.approx(base / 4)
 
 
 def test_the_expected_share_rises_with_the_ratio_and_meets_the_table() -> None:
@@ -79,17 +78,17 @@ def test_every_certified_method_has_a_row_and_a_cost() -> None:
 
 
 def test_few_images_at_a_small_epsilon_are_hopeless_for_every_method() -> None:
-    few = facts(images=500)
+    few = facts(declared_size=500)
     assert all(row.expected_use is Use.HOPELESS for row in plan_all(few))
     assert "almost completely" in (use_warning(choose_method(few).method, few) or "")
     assert use_warning("dp-merf", facts()) is None
 
 
-def test_images_needed_reach_the_share() -> None:
-    needed = images_needed("dp-merf", facts(), 0.8)
+def test_units_needed_reach_the_share() -> None:
+    needed = units_needed("dp-merf", facts(), 0.8)
     assert needed is not None
-    assert (expected_share("dp-merf", signal_to_noise(facts(images=needed))) or 0) >= 0.8
-    assert images_needed("dp-realnvp", facts(), 0.8) is None
+    assert (expected_share("dp-merf", signal_to_noise(facts(declared_size=needed))) or 0) >= 0.8
+    assert units_needed("dp-realnvp", facts(), 0.8) is None
 
 
 def test_the_choice_keeps_the_time_limit_and_says_why() -> None:
@@ -105,6 +104,6 @@ def test_the_table_has_the_facts_of_its_data() -> None:
 
 
 def test_impossible_facts_are_refused() -> None:
-    for wrong in ({"images": 0}, {"epsilon": 0.0}, {"images_per_person": 0.5}):
+    for wrong in ({"declared_size": 0}, {"epsilon": 0.0}):
         with pytest.raises(ValueError, match="must be"):
             facts(**wrong)

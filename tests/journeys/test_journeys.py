@@ -29,8 +29,8 @@ def card(run: Path) -> dict[str, object]:
 def test_from_a_folder_of_images_to_a_reviewed_release(tmp_path: Path) -> None:
     data, held_out = (digit_folder(tmp_path / name, count=600, seed=seed) for seed, name in enumerate(("data", "test")))
     run, synthetic = tmp_path / "run", tmp_path / "synthetic"
-    assert "sfumato plan --images 600" in sfumato("inspect", data)
-    assert "dp-merf" in sfumato("plan", "--images", 600, "--epsilon", 3)
+    assert "sfumato plan --declared-size 600" in sfumato("inspect", data)
+    assert "dp-merf" in sfumato("plan", "--declared-size", 600, "--epsilon", 3)
     sfumato("train", data, *MERF, "--epsilon", 3, "--out", run)
     sfumato("sample", run, "--count", 300, "--out", synthetic)
     assert "no test part" in sfumato("evaluate", synthetic, "--real", data, status=2)
@@ -46,7 +46,7 @@ def test_from_a_folder_of_images_to_a_reviewed_release(tmp_path: Path) -> None:
 def test_patients_with_several_images_and_images_held_out(tmp_path: Path) -> None:
     """Each patient has five images; the guarantee holds per patient, and a share of them is held out."""
     data = digit_folder(tmp_path / "data", count=600, seed=3, name="patient{person}_{row}.tif")
-    run, pattern = tmp_path / "run", ("--person-pattern", r"^(\w+)_")
+    run, pattern = tmp_path / "run", ("--person-pattern", r"^([^_]+)_")
     assert "persons: 120, with up to 5" in sfumato("inspect", data, *pattern)
     words = (*MERF, "--epsilon", 3, "--hold-out", 0.3, "--out", run, *pattern)
     assert "all images of a person" in sfumato("train", data, *words)
@@ -69,7 +69,7 @@ def test_patients_with_several_images_and_images_held_out(tmp_path: Path) -> Non
 
 def test_a_comparison_on_a_folder_without_a_test_part(tmp_path: Path) -> None:
     data, out = digit_folder(tmp_path / "data", count=300, seed=5, name="p{person}_{row}.png"), tmp_path / "out"
-    chosen = ("--person-pattern", r"^(\w+)_", "--methods", "dp-merf", "--epsilon", 3)
+    chosen = ("--person-pattern", r"^([^_]+)_", "--methods", "dp-merf", "--epsilon", 3)
     words = ("compare", data, *chosen, "--out", out, "--images", 60, "--no-inception")
     assert "no test part" in sfumato(*words, status=2) and not out.exists()
     sfumato(*words, "--hold-out", 0.3, "--jobs", 1, "--protocol", "dppm", *SMALL)

@@ -51,7 +51,7 @@ def test_a_grouped_convolution_counts_as_its_groups() -> None:
 
 
 def test_the_command_line_says_what_a_run_costs() -> None:
-    words = ["plan", "dp-merf", "--epsilon", "1", "--size", "8", "--images", "500", "--set", "iterations=7"]
+    words = ["plan", "dp-merf", "--epsilon", "1", "--size", "8", "--declared-size", "500", "--set", "iterations=7"]
     facts = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     parts = {part["name"]: part["steps"] for part in facts["work"]["parts"]}
     assert parts == {"label counts": 1, "mean embedding": 1, "generator": 7}

@@ -135,13 +135,13 @@ def test_plans_for_persons_count_their_images(server: Live) -> None:
     found = json.loads((jobs.folder(jobs.all()[-1].id) / "output-0").read_text())
     finish(jobs, job, "done", {**found, "persons": 30})
     text = server.get(job.next).text
-    assert "--images-per-person=10" in text
+    assert "--unit=person --declared-size=30" in text
     assert started(server, job.next, {"run": "persons"}).status == 303
     # The next plan with the same persons is there at once, and one without them uses the first inspection.
     again = planned(server, collection, **persons).headers["Location"]
-    assert "-plan-" in again and "--images-per-person=10" in server.get(again).text
+    assert "-plan-" in again and "--unit=person" in server.get(again).text
     plain = planned(server, collection).headers["Location"]
-    assert "-plan-" in plain and "--images-per-person" not in server.get(plain).text
+    assert "-plan-" in plain and "--unit=image" in server.get(plain).text
 
 
 def test_persons_of_whom_no_image_can_be_read_lead_back_to_the_choices(server: Live) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sfumato.data.inspection import Inspection
 
 
+_PATTERNS = 4
 NOTICE = "INTERNAL: these are private facts about the collection. Do not publish them."
 
 
@@ -43,6 +44,7 @@ def inspect(
         person_pattern=reading.person_pattern,
         labelled=not reading.no_labels,
         classes=tuple(map(str, range(names))) if isinstance(names, int) else names,
+        missing_persons=reading.missing_persons,  # type: ignore[arg-type]
         split=reading.split,
     )
     with ProgressBar() as progress:
@@ -61,8 +63,10 @@ def inspect(
         }
         return print_json({"notice": NOTICE, **found.to_json(), "suggested": facts, "next_command": command})
     _say(found)
-    say(f"\nWhat to expect: {plan_command(found)}")
-    say(f"Next: {command}")
+    if found.person_problem is None:
+        say(f"\nWhat to expect: {plan_command(found, reading)}")
+        say(f"Next: {command}")
+        say("--declared-size becomes public, as the label set does: give the number that you would publish.")
     return warn(NOTICE)
 
 
@@ -80,26 +84,42 @@ def suggested(found: Inspection, reading: ReadingOptions) -> ReadingOptions:
     )
 
 
-def next_command(data: Path, found: Inspection, reading: ReadingOptions) -> str:
-    """A training command that fits what was found, and that leaves out what cannot be used."""
+def next_command(data: Path, found: Inspection, reading: ReadingOptions) -> str | None:
+    """A training command that fits what was found; none where persons are wrongly named.
+
+    It says what it leaves out: images that cannot be read, or have no label. Nobody's images are left out for want of
+    a person's name.
+    """
+    if found.person_problem is not None:
+        return None
     fitting = replace(
         suggested(found, reading),
         skip_bad=reading.skip_bad or found.bad_images > 0,
         missing_labels="leave out" if found.unlabelled and not reading.no_labels else reading.missing_labels,
     )
     options = (part for word in words(fitting) for part in word.split("=", 1))
-    return shlex.join(["sfumato", "train", str(data), "--epsilon", "1", "--out", "run", *options])
+    size = ["--declared-size", str(declared_size(found))]
+    return shlex.join(["sfumato", "train", str(data), "--epsilon", "1", *size, "--out", "run", *options])
 
 
-def plan_command(found: Inspection) -> str:
-    """The command that says what to expect from this many images; what it is given stays on this machine."""
+def declared_size(found: Inspection) -> int:
+    """The number of units, rounded to two digits."""
+    units = max(1, len(found.persons) or found.images)
+    return int(float(f"{units:.1e}"))
+
+
+def plan_command(found: Inspection, reading: ReadingOptions) -> str:
+    """The command that says what to expect, from the facts that the training is given too."""
+    chosen = suggested(found, reading)
     sizes = [max(size) for size, _ in found.sizes.most_common(1)]
-    words = ["sfumato", "plan", "--images", str(max(1, found.images)), "--epsilon", "1"]
-    words += ["--size", str(found.suggested_size or sizes[0])] if found.suggested_size or sizes else []
-    words += ["--classes", str(max(1, len(found.labels)))]
-    if found.persons:
-        words += ["--images-per-person", f"{sum(found.persons.values()) / len(found.persons):.3g}"]
-    return shlex.join(words)
+    declared = label_set(chosen.classes) or found.declared_classes or ()
+    classes = 1 if chosen.no_labels else declared if isinstance(declared, int) else len(declared)
+    colour = chosen.colour == "rgb" or (chosen.colour is None and "colour" in found.colours)
+    words = ["sfumato", "plan", "--epsilon", "1", "--declared-size", str(declared_size(found))]
+    words += ["--unit", "person"] if found.persons else []
+    words += ["--size", str(chosen.size or sizes[0])] if chosen.size or sizes else []
+    words += ["--channels", "3"] if colour else []
+    return shlex.join([*words, "--classes", str(max(1, classes))])
 
 
 def _suggested_classes(found: Inspection) -> str:
@@ -109,25 +129,16 @@ def _suggested_classes(found: Inspection) -> str:
 
 
 def _say(found: Inspection) -> None:
-    parts = f", with the parts {', '.join(found.splits)}" if found.splits else ""
-    say(f"format: {found.format}{parts}")
+    say(f"format: {found.format}")
+    if found.left_out:
+        parts = (name if count is None else f"{name} ({count:,} images)" for name, count in found.left_out.items())
+        say(f"parts: left out here and in a training: {', '.join(parts)}; --split reads another one")
     say(f"images: {found.images:,} that can be read, {found.bad_images:,} that cannot")
     sizes = [f"{n:,} of {h} × {w}" for (h, w), n in found.sizes.most_common(5)]
     more = len(found.sizes) - len(sizes)
     say(f"sizes (height × width): {'; '.join(sizes)}" + (f"; and {more:,} other sizes" if more > 0 else ""))
     say(f"colours: {'; '.join(f'{n:,} {name}' for name, n in found.colours.most_common())}")
-    if found.persons:
-        most = max(found.persons.values())
-        say(f"persons: {len(found.persons):,}, with up to {most:,} images each; the guarantee will hold per person")
-        if found.joined_names:
-            say(f"names of persons that differ in their spelling alone, and were joined: {found.joined_names:,}")
-        if found.zeros:
-            warn(
-                f"{found.zeros:,} persons have the name of another one but for leading zeros, such as 7 and 007. They "
-                "count as two persons; if they are one, write the names alike first."
-            )
-    else:
-        say("persons: none are named; if one person can have several images, name them (--persons, --person-pattern)")
+    _say_persons(found)
     if found.labels:
         print_table(("class", "images"), [(name, f"{count:,}") for name, count in sorted(found.labels.items())])
     if found.declared_classes is None and found.labels:
@@ -142,6 +153,28 @@ def _say(found: Inspection) -> None:
         say(f"bad: {line}")
     if found.burned_in:
         warn(f"{found.burned_in:,} DICOM files say that text is burned into the image; it may name patients. Mask it.")
+
+
+def _say_persons(found: Inspection) -> None:
+    if found.persons:
+        most = max(found.persons.values())
+        say(f"persons: {len(found.persons):,}, with up to {most:,} images each; the guarantee will hold per person")
+        if found.joined_names:
+            say(f"names of persons that differ in their spelling alone, and were joined: {found.joined_names:,}")
+        if found.zeros:
+            warn(
+                f"{found.zeros:,} persons have the name of another one but for leading zeros, such as 7 and 007. They "
+                "count as two persons; if they are one, write the names alike first."
+            )
+    elif not found.unnamed:
+        say("persons: none are named; if one person can have several images, name them (--persons, --person-pattern)")
+    for one in found.person_patterns[:_PATTERNS]:
+        say(f"  --person-pattern {shlex.quote(one.pattern)} takes {one.sentence}")
+    for text in (found.person_problem, found.person_warning):
+        if text is not None:
+            warn(f"PERSONS: {text}.")
+    if found.person_problem is not None:
+        warn("Name a person for every image (--persons FILE.csv), or say --missing-persons 'leave out'.")
 
 
 def cache(

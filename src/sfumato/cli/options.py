@@ -105,6 +105,9 @@ MethodName = Annotated[
     typer.Option("--method", help="A method's name; see 'sfumato methods' [default: chosen from public facts]."),
 ]
 TimeLimit = Annotated[float, typer.Option(min=0, help="Minutes that a method may take to be chosen without --method.")]
+DeclaredSize = Annotated[
+    int | None, typer.Option(min=1, help="Roughly how many units (images or persons) there are; made public.")
+]
 Collection = Annotated[
     Path, typer.Argument(metavar="DATA", help="Image folder, npz, idx folder, parquet, arrow; or s3://…")
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.cli.console import ProgressBar, print_json, print_table, remark, remark_table, say
-from sfumato.cli.options import Device, Json, MethodOptions, TimeLimit, device_named
+from sfumato.cli.options import DeclaredSize, Device, Json, MethodOptions, TimeLimit, device_named
 from sfumato.durations import duration
 from sfumato.options import BudgetOptions
 
@@ -102,10 +102,7 @@ def plan(
     size: Annotated[
         int | None, typer.Option(min=1, help="The image size [default: 28]; for one method: measure what a run costs.")
     ] = None,
-    images: Annotated[int, typer.Option(min=1, help="The number of images, roughly.")] = 60_000,
-    images_per_person: Annotated[
-        float, typer.Option(min=1, help="Images of a person, on average, if the guarantee is to hold per person.")
-    ] = 1.0,
+    declared_size: DeclaredSize = None,
     channels: Annotated[int, typer.Option(min=1, max=3, help="1 for grey, 3 for colour.")] = 1,
     classes: Annotated[int, typer.Option(min=1, help="The number of classes.")] = 10,
     time_limit: TimeLimit = 60.0,
@@ -118,43 +115,44 @@ def plan(
         return print_epsilon_table(as_json=as_json)
     device = device_named(device)
     if method is None:
-        facts = _public_facts(budget, images, images_per_person, shape=(channels, size or 28), classes=classes)
+        facts = _public_facts(budget, declared_size, shape=(channels, size or 28), classes=classes)
         return _plan_all(parameters, facts, device=device, time_limit=60 * time_limit, as_json=as_json)
     one = parameters.configured(method)
-    planned = one.plan(budget.budget())
+    planned = one.plan(budget.budget(declared_size=declared_size))
     if not as_json:
         _say_plan(one, planned)
     shape = None if size is None else (channels, size, size)
-    work = None if shape is None else _measured(one, shape=shape, classes=classes, images=images, device=device)
+    work = None if shape is None else _measured(one, declared_size, shape=shape, classes=classes, device=device)
     if as_json:
         print_json(_facts(one, planned, work))
     elif work is not None:
         _say_work(work)
-        facts = _public_facts(budget, images, images_per_person, shape=(channels, size or 28), classes=classes)
+        facts = _public_facts(budget, declared_size, shape=(channels, size or 28), classes=classes)
         _say_use(one, facts)
     return None
 
 
 def _public_facts(
-    budget: BudgetOptions, images: int, images_per_person: float, *, shape: tuple[int, int], classes: int
+    budget: BudgetOptions, declared_size: int | None, *, shape: tuple[int, int], classes: int
 ) -> PublicFacts:
-    """The facts of a plan; ε is 1 and δ follows from the number of units where they are not given."""
+    """The facts of a plan, as ``train`` takes them; ε is 1 where none is given."""
     from sfumato.planning.expected_use import PublicFacts
+    from sfumato.planning.plan import ASSUMED_SIZE
 
     if budget.no_guarantee:
         raise ValueError("--no-guarantee: name the method; all of them are compared under a guarantee only")
     if budget.epsilon is None:
         remark("No --epsilon was given: this is for ε 1.")
     given = replace(budget, epsilon=budget.epsilon or 1.0)
-    allowed = given.budget(declared_size=max(1, round(images / images_per_person)))
+    allowed = given.budget(declared_size=declared_size)
     return PublicFacts(
-        images=images,
+        declared_size=declared_size or ASSUMED_SIZE,
         size=shape[1],
         channels=shape[0],
         classes=classes,
         epsilon=allowed.epsilon,
         delta=allowed.delta,
-        images_per_person=images_per_person,
+        unit=allowed.unit,
     )
 
 
@@ -174,12 +172,11 @@ def _plan_all(parameters: MethodOptions, facts: PublicFacts, *, device: str, tim
     rows = plan_all(facts)
     if as_json:
         return print_json([row.to_json() for row in rows])
-    persons = f" of {facts.units:,.0f} persons" if facts.images_per_person > 1 else ""
     say(
-        f"{facts.images:,} images{persons}, {facts.size}×{facts.size}, {facts.classes} classes, ε {facts.epsilon:g} at "
-        f"δ {facts.delta:g}: signal to noise {rows[0].signal_to_noise:.3g}"
+        f"{facts.declared_size:,} {facts.unit}s, {facts.size}×{facts.size}, {facts.classes} classes, "
+        f"ε {facts.epsilon:g} at δ {facts.delta:g}"
     )
-    headings = ("method", "CPU core", "H200 GPU", "memory", "expected use", "images for")
+    headings = ("method", "CPU core", "H200 GPU", "memory", "expected use", f"{facts.unit}s for")
     print_table(
         headings,
         [
@@ -189,7 +186,7 @@ def _plan_all(parameters: MethodOptions, facts: PublicFacts, *, device: str, tim
                 _seconds(row.gpu_seconds),
                 f"{row.memory / 2**30:.1f} GiB",
                 "unknown" if row.share is None else f"{row.expected_use} {100 * row.share:.0f} %",
-                _images_for_more(row, facts),
+                _units_for_more(row, facts),
             )
             for row in rows
         ],
@@ -197,21 +194,21 @@ def _plan_all(parameters: MethodOptions, facts: PublicFacts, *, device: str, tim
     say(
         "Expected use: hopeless, rough or good, and the share of the accuracy that real images give to a classifier, "
         "counted from chance. It is predicted from measurements on MNIST; for images that are harder to learn it is "
-        "too high. Images for: how many the next better use takes at this ε. Times are rough ones for one core of a "
-        "server and one GPU; 'sfumato plan METHOD --size N' measures them here."
+        "too high. The last column: how many the next better use takes at this ε. Times are rough ones for one core of "
+        "a server and one GPU; 'sfumato plan METHOD --size N' measures them here."
     )
     choice = choose_method(facts, device=device, time_limit=time_limit)
     return say(f"Without --method, 'sfumato train' takes {choice.why}.")
 
 
-def _images_for_more(row: MethodPlan, facts: PublicFacts) -> str:
-    """How many images the next better use takes at this budget."""
-    from sfumato.planning.expected_use import GOOD_FROM, HOPELESS_BELOW, Use, images_needed
+def _units_for_more(row: MethodPlan, facts: PublicFacts) -> str:
+    """How many units the next better use takes at this budget."""
+    from sfumato.planning.expected_use import GOOD_FROM, HOPELESS_BELOW, Use, units_needed
 
     if row.share is None or row.expected_use is Use.GOOD:
         return ""
     word, share = ("rough", HOPELESS_BELOW) if row.expected_use is Use.HOPELESS else ("good", GOOD_FROM)
-    needed = images_needed(row.method, facts, share)
+    needed = units_needed(row.method, facts, share)
     return f"{word}: never" if needed is None else f"{word}: {needed:,}"
 
 
@@ -225,12 +222,15 @@ def _seconds(seconds: float) -> str:
     return shown if shown.endswith(" s") else f"{shown} ({seconds:,.0f}s)"
 
 
-def _measured(method: Method, *, shape: tuple[int, int, int], classes: int, images: int, device: str) -> Work:
+def _measured(
+    method: Method, declared_size: int | None, *, shape: tuple[int, int, int], classes: int, device: str
+) -> Work:
+    from sfumato.planning.plan import ASSUMED_SIZE
     from sfumato.training.profiling import rehearse
 
     with ProgressBar() as progress:
         progress.report("timing steps on random images", 0, 0)
-        return rehearse(method, shape=shape, classes=classes, images=images, device=device)
+        return rehearse(method, shape=shape, classes=classes, images=declared_size or ASSUMED_SIZE, device=device)
 
 
 def _facts(method: Method, planned: Plan, work: Work | None) -> dict[str, Any]:

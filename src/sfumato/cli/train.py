@@ -14,6 +14,7 @@ import typer
 from sfumato.cli.console import ProgressBar, remark, say, use_quiet, warn
 from sfumato.cli.options import (
     Collection,
+    DeclaredSize,
     Device,
     MethodName,
     MethodOptions,
@@ -47,23 +48,23 @@ def check_choosable(parameters: MethodOptions, budget: BudgetOptions) -> None:
 def public_facts(images: Images, budget: AnyBudget, declared_size: int | None) -> PublicFacts | None:
     """Shape, label set, declared number and budget: what may decide about a method. None without a guarantee.
 
-    The declared number counts units, so that persons are compared with persons. The number of images in the collection
-    is private and is not looked at.
+    The number of units in the collection is private and is not looked at.
     """
     from sfumato.planning.expected_use import PublicFacts
-    from sfumato.planning.plan import ASSUMED_IMAGES
+    from sfumato.planning.plan import ASSUMED_SIZE
     from sfumato.privacy import Budget
 
     if not isinstance(budget, Budget):
         return None
     channels, height, width = images.pixels.shape[1:]
     return PublicFacts(
-        images=declared_size or ASSUMED_IMAGES,
+        declared_size=declared_size or ASSUMED_SIZE,
         size=max(height, width),
         channels=channels,
         classes=len(images.classes),
         epsilon=budget.epsilon,
         delta=budget.delta,
+        unit=budget.unit,
     )
 
 
@@ -91,7 +92,7 @@ def expected_use(method: Method, facts: PublicFacts | None, *, declared: bool) -
         needs = use_needs(method.name, facts)
         if needs is None:
             return ()
-        remark(f"{needs}. Your number is private and was not compared; 'sfumato plan --images N' says what to expect.")
+        remark(f"{needs}. Your number is private and was not compared: 'sfumato plan --declared-size N' compares it.")
         return (f"{needs}, as predicted from measurements on MNIST.",)
     warning = use_warning(method.name, facts)
     if warning is not None:
@@ -179,7 +180,7 @@ def train(
     ] = None,
     device: Device = "auto",
     max_images_per_unit: Annotated[int, typer.Option(min=1, help="Images of one person in a step, at most.")] = 16,
-    declared_size: Annotated[int | None, typer.Option(min=1, help="The number of units, roughly, made public.")] = None,
+    declared_size: DeclaredSize = None,
     time_limit: TimeLimit = 60.0,
     notes: Annotated[
         list[str] | None,

@@ -51,6 +51,10 @@ class BadInput(ValueError):
         return type(self)(self.rule, advice=f"{self.advice} With internal=True (--internal) this error says which.")
 
 
+class NoPerson(BadInput):
+    """An image of which nobody said whose it is. It can be read, and ``skip_bad`` does not leave it out."""
+
+
 class Unavailable(BadInput):
     """What a disk, a network or a store failed to do: no record is bad, and the same command may succeed later."""
 

@@ -53,6 +53,7 @@ class Options(TypedDict, total=False):
     person_column: str | None
     person_file: str | Path | None
     person_pattern: str | None
+    missing_persons: Literal["refuse", "leave out"]
     split: str
     format: Format | None
     skip_bad: bool
@@ -78,6 +79,7 @@ def read(
     person_column: str | None = None,
     person_file: str | Path | None = None,
     person_pattern: str | None = None,
+    missing_persons: Literal["refuse", "leave out"] = "refuse",
     split: str = "train",
     format: Format | None = None,
     skip_bad: bool = False,
@@ -104,6 +106,7 @@ def read(
         person_column: The column or array that says whose image it is.
         person_file: A CSV file with the columns ``file`` and ``person``, for images that are files.
         person_pattern: A regular expression whose first group, in a file's name, is the person.
+        missing_persons: Where persons are named, "refuse" images that name none, or "leave out" them.
         split: Which part of a collection that has several.
         format: The format, where it is not to be recognised.
         skip_bad: Leave out records that cannot be read.
@@ -134,6 +137,7 @@ def read(
             labelled=labelled,
             classes=None if names is None else tuple(names),
             unlabelled=unlabelled,
+            missing_persons=missing_persons,
             split=split,
         ),
         format=format,

@@ -8,17 +8,17 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sfumato.data.decode import ImageTransform
-from sfumato.data.errors import BadInput, Unavailable, from_system
+from sfumato.data.errors import BadInput, NoPerson, Unavailable, from_system
 from sfumato.data.formats.folder import burned_in_text
 from sfumato.data.parallel import Workers
-from sfumato.data.persons import Persons
+from sfumato.data.persons import Persons, Proposal, proposals, unnamed_text
 from sfumato.data.reader import Reading, collection_splits, open_source, recognise, silent_decoders
 from sfumato.data.source import Record, Selection, Source
 
@@ -32,7 +32,8 @@ _KEY_BYTES = 32
 class Counts:
     """What a collection, or a part of one, holds.
 
-    ``sizes`` counts (height, width); ``bad`` names records and the rules they break.
+    ``sizes`` counts (height, width); ``unnamed`` counts, by label, images that name no person where persons are to be
+    named; ``bad`` names records and the rules they break.
     """
 
     images: int = 0
@@ -42,6 +43,7 @@ class Counts:
     unlabelled: int = 0
     persons: Counter[int | str] = field(default_factory=Counter)
     spellings: Counter[str] = field(default_factory=Counter)
+    unnamed: Counter[str] = field(default_factory=Counter)
     burned_in: int = 0
     bad: list[str] = field(default_factory=list)
     bad_images: int = 0
@@ -51,7 +53,11 @@ class Counts:
         """Count one record; ``known`` are the keys of public images."""
         try:
             pixels = record.load(ImageTransform())
-            person = persons.name(record)
+            try:
+                person = persons.name(record)
+            except NoPerson:
+                person = None
+                self.unnamed["" if record.label is None else str(record.label)] += 1
         except Unavailable:
             raise
         except BadInput as error:
@@ -95,6 +101,9 @@ class Inspection(Counts):
 
     format: str = ""
     splits: tuple[str, ...] = ()
+    left_out: dict[str, int | None] = field(default_factory=dict)
+    person_patterns: tuple[Proposal, ...] = ()
+    without_unnamed: bool = False
     declared_classes: tuple[str, ...] | None = None
     compared: bool = False
 
@@ -104,6 +113,28 @@ class Inspection(Counts):
         return self.shared if self.compared else None
 
     @property
+    def person_problem(self) -> str | None:
+        """Why the persons cannot be as they were given; None where none were asked for or every image names one."""
+        if len(self.persons) == 1 < self.images:
+            return "all images that name a person are one person's, and the guarantee would be for that person alone"
+        if not self.unnamed or (self.without_unnamed and self.persons):
+            return None
+        if not self.persons:
+            return "no image names a person in the way that was given"
+        without = [label for label, count in self.unnamed.items() if label and count == self.labels[label]]
+        text = unnamed_text(self.unnamed)
+        return text + (f"; in {', '.join(sorted(without))} none does" if without else "")
+
+    @property
+    def person_warning(self) -> str | None:
+        """What is suspicious about the persons; None where nothing is."""
+        if self.unnamed and self.person_problem is None:
+            return f"{unnamed_text(self.unnamed)} and are left out"
+        if len(self.persons) > 1 and max(self.persons.values()) == 1:
+            return "every image is a person of its own: where a person has several images, this names them wrongly"
+        return None
+
+    @property
     def joined_names(self) -> int:
         """Names that differ from another one in their spelling alone, and are one person with it."""
         return len(self.spellings) - len(self.persons)
@@ -111,7 +142,7 @@ class Inspection(Counts):
     @property
     def zeros(self) -> int:
         """Persons whose name is that of another one but for leading zeros; they count as two."""
-        plain = {re.sub(r"0+(?=\d)", "", str(name)) for name in self.persons}
+        plain = {re.sub(r"(?<!\d)0+(?=\d)", "", str(name)) for name in self.persons}
         return len(self.persons) - len(plain)
 
     @property
@@ -138,6 +169,7 @@ class Inspection(Counts):
         return {
             "format": self.format,
             "splits": list(self.splits),
+            "left_out": self.left_out,
             "declared_classes": None if self.declared_classes is None else list(self.declared_classes),
             "images": self.images,
             "sizes": [{"height": h, "width": w, "images": n} for (h, w), n in self.sizes.most_common()],
@@ -146,6 +178,10 @@ class Inspection(Counts):
             "unlabelled": self.unlabelled,
             "persons": len(self.persons),
             "most_images_per_person": max(self.persons.values(), default=None),
+            "unnamed": dict(self.unnamed),
+            "person_problem": self.person_problem,
+            "person_warning": self.person_warning,
+            "person_patterns": [{**asdict(one), "sentence": one.sentence} for one in self.person_patterns],
             "joined_names": self.joined_names,
             "names_that_differ_in_leading_zeros": self.zeros,
             "burned_in_annotations": self.burned_in,
@@ -186,7 +222,9 @@ def inspect(
                 splits=collection_splits(path),
                 declared_classes=source.classes,
                 compared=public is not None,
+                without_unnamed=selection.missing_persons == "leave out",
             )
+            found.left_out = {name: _count(path, reading, name) for name in found.splits if name != selection.split}
             if processes.pay(source):
                 _include_parts(found, processes, path, reading, source, known)
             else:
@@ -194,9 +232,16 @@ def inspect(
                 for done, record in enumerate(source.records(), start=1):
                     found.add(record, persons, known, root=getattr(source, "root", None))
                     report(done, 0)
+            if not found.persons and not found.unnamed:
+                found.person_patterns = tuple(proposals(source.records()))
     except OSError as error:
         raise from_system(error).shown(internal=True) from None
     return found
+
+
+def _count(path: Path, reading: Reading, split: str) -> int | None:
+    """The number of records of another part, where it is known before they are read."""
+    return open_source(path, replace(reading, selection=replace(reading.selection, split=split))).count()
 
 
 def _include_parts(

@@ -5,15 +5,20 @@ from __future__ import annotations
 import csv
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from sfumato.data.errors import BadInput, parsing
+from sfumato.data.errors import BadInput, NoPerson, parsing
 from sfumato.data.source import Record, Selection
 
 _NO_PERSON = "an image names no person"
 _UNSEEN = re.compile("[\u034f\u180b-\u180f\ufe00-\ufe0f]")  # beside those of Unicode's category Cf
-_FILL = "Name a person for every image, or leave such records out with skip_bad=True (--skip-bad)."
+_FILL = (
+    'Name a person for every image, or leave such images out with missing_persons="leave out" (--missing-persons '
+    '"leave out").'
+)
 
 
 class Persons:
@@ -50,7 +55,7 @@ class Persons:
         if isinstance(person, str):
             person = one_spelling(person)
         if person == "" or (person is None and self._required):
-            raise BadInput(_NO_PERSON, advice=_FILL, detail=record.name)
+            raise NoPerson(_NO_PERSON, advice=_FILL, detail=record.name)
         return person
 
     def given(self, record: Record) -> int | str | None:
@@ -87,13 +92,85 @@ def one_spelling(name: str) -> str:
     return " ".join("".join(seen).split())
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """A part of the file names that several images share, which may be the name of a person.
+
+    Attributes:
+        pattern: The regular expression for ``--person-pattern``.
+        words: Which part of a name it takes.
+        persons: How many persons there would be.
+        fewest: Images of the person who has fewest.
+        most: Images of the person who has most.
+        examples: The first names.
+        unnamed: How many images of each label the pattern names no person for.
+    """
+
+    pattern: str
+    words: str
+    persons: int
+    fewest: int
+    most: int
+    examples: tuple[str, ...]
+    unnamed: dict[str, int]
+
+    @property
+    def sentence(self) -> str:
+        """What the pattern does to this collection."""
+        images = f"{self.fewest:,} to {self.most:,} images each" if self.most > self.fewest else f"{self.most:,} each"
+        text = f"{self.words}: {self.persons:,} persons, {images}: {', '.join(self.examples)} …"
+        return f"{text}; {unnamed_text(self.unnamed)}" if self.unnamed else text
+
+
+def unnamed_text(unnamed: Mapping[str, int]) -> str:
+    """How many images name no person, and of which classes.
+
+    >>> unnamed_text({"normal": 1341})
+    '1,341 images name no person (normal: 1,341)'
+    """
+    classes = ", ".join(f"{label}: {count:,}" for label, count in sorted(unnamed.items()) if label)
+    return f"{sum(unnamed.values()):,} images name no person" + (f" ({classes})" if classes else "")
+
+
+_PARTS = (
+    (r"^([^.]+)\.[^.]+\.", "the part before the first of several dots"),
+    *(
+        (rf"^([^{mark}]+{rf'{mark}[^{mark}]+' * (count - 1)}){mark}", f"the part before the {word} {name}")
+        for mark, name in (("_", "_"), ("-", "-"), (" ", "blank"))
+        for count, word in ((1, "first"), (2, "second"))
+    ),
+)
+
+
+def proposals(records: Iterable[Record]) -> list[Proposal]:
+    """Patterns by which some images share a person and not all do, those that name most images first."""
+    found = [(re.compile(pattern), words) for pattern, words in _PARTS]
+    persons: list[Counter[str]] = [Counter() for _ in found]
+    unnamed: list[Counter[str]] = [Counter() for _ in found]
+    for record in records:
+        name = "" if record.file is None else Path(record.file).name
+        for (pattern, _), named, missing in zip(found, persons, unnamed, strict=True):
+            if match := pattern.search(name):
+                named[one_spelling(match[1])] += 1
+            else:
+                missing["" if record.label is None else str(record.label)] += 1
+    kept: list[Proposal] = []
+    for (pattern, words), named, missing in zip(found, persons, unnamed, strict=True):
+        if 1 < len(named) < named.total():
+            fewest, most = min(named.values()), max(named.values())
+            kept.append(
+                Proposal(pattern.pattern, words, len(named), fewest, most, tuple(sorted(named)[:3]), dict(missing))
+            )
+    return sorted(kept, key=lambda one: sum(one.unnamed.values()))
+
+
 def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
         raise BadInput(
             f"the person pattern is not a regular expression: {error}",
-            advice=r"An example: --person-pattern '^(\w+)_' takes what stands before the first underscore.",
+            advice=r"An example: --person-pattern '^([^_]+)_' takes what stands before the first underscore.",
         ) from None
 
 

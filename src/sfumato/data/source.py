@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 import numpy as np
 
 from sfumato.data.decode import ImageTransform
-from sfumato.data.errors import BadInput, Unavailable
+from sfumato.data.errors import BadInput, NoPerson, Unavailable
 from sfumato.data.remote import RemoteFile
 from sfumato.files import write_json
 
@@ -35,6 +35,7 @@ class Selection:
     labelled: bool = True
     classes: tuple[str, ...] | None = None
     unlabelled: Literal["refuse", "leave out"] = "refuse"
+    missing_persons: Literal["refuse", "leave out"] = "refuse"
     split: str = "train"
 
 
@@ -182,7 +183,9 @@ def gather(
             pixels = record.load(reading.transform)
             label, person = labels.number(record), person_of(record)
         except BadInput as error:
-            if isinstance(error, Unavailable) or not reading.skip_bad:
+            if isinstance(error, NoPerson) and reading.selection.missing_persons == "leave out":
+                continue
+            if isinstance(error, Unavailable | NoPerson) or not reading.skip_bad:
                 raise
             if len(skipped) < NAMED_AT_MOST:
                 skipped.append(f"{record.name}: {error.rule}")

@@ -33,7 +33,13 @@ if TYPE_CHECKING:
 # Torch is imported where it is used: ``sfumato --help`` should not wait for it.
 
 _HOLD_OUT = "hold_out.json"
-_DEFAULTS: dict[str, Any] = {"labelled": True, "unlabelled": "refuse", "skip_bad": False, "internal": False}
+_DEFAULTS: dict[str, Any] = {
+    "labelled": True,
+    "unlabelled": "refuse",
+    "missing_persons": "refuse",
+    "skip_bad": False,
+    "internal": False,
+}
 
 
 def chosen_methods(names: str, settings: Iterable[str] = ()) -> list[Method]:

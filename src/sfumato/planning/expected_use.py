@@ -20,7 +20,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sfumato.privacy.budget import Unit
 
 HOPELESS_BELOW, GOOD_FROM = 0.4, 0.8
 _REFERENCE = 784  # values in an image of 28×28 grey pixels
@@ -47,29 +50,27 @@ class PublicFacts:
     """What may be known about a collection without looking at it.
 
     Attributes:
-        images: The declared number of images.
+        declared_size: The declared number of units: of images, or of persons.
         size: Height and width in pixels.
         channels: 1 for grey, 3 for colour.
         classes: The number of classes.
         epsilon: The budget's ε.
         delta: The budget's δ.
-        images_per_person: Where the guarantee holds per person, the mean number of images of a person.
+        unit: What is protected, an image or a person.
     """
 
-    images: int
+    declared_size: int
     size: int
     classes: int
     epsilon: float
     delta: float = 1e-5
     channels: int = 1
-    images_per_person: float = 1.0
+    unit: Unit = "image"
 
     def __post_init__(self) -> None:
         """Check that everything is positive."""
-        if min(self.images, self.size, self.classes, self.channels) < 1:
-            raise ValueError("images, size, classes and channels must be at least 1")
-        if not self.images_per_person >= 1:
-            raise ValueError(f"images_per_person must be at least 1, not {self.images_per_person:g}")
+        if min(self.declared_size, self.size, self.classes, self.channels) < 1:
+            raise ValueError("declared_size, size, classes and channels must be at least 1")
         if not (math.isfinite(self.epsilon) and self.epsilon > 0 and 0 < self.delta < 1):
             raise ValueError("epsilon must be a positive number, and delta between 0 and 1")
 
@@ -82,11 +83,6 @@ class PublicFacts:
     def values(self) -> int:
         """Numbers in an image."""
         return math.prod(self.shape)
-
-    @property
-    def units(self) -> float:
-        """Images, or persons where a person has several."""
-        return self.images / self.images_per_person
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
@@ -109,7 +105,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 def signal_to_noise(facts: PublicFacts) -> float:
     """The units of a class × μ, for images of 28×28 grey pixels; larger images leave less for each value."""
-    per_class = facts.units / facts.classes
+    per_class = facts.declared_size / facts.classes
     return per_class * gaussian_mu(facts.epsilon, facts.delta) / math.sqrt(facts.values / _REFERENCE)
 
 
@@ -135,7 +131,7 @@ def table_facts(row: Mapping[str, Any]) -> PublicFacts:
     """The public facts of a row of the table."""
     data = _table()["data"][row["data"]]
     return PublicFacts(
-        images=row["images"],
+        declared_size=row["images"],
         size=data["size"],
         channels=data["channels"],
         classes=data["classes"],
@@ -189,9 +185,9 @@ def expected_share(method: str, ratio: float) -> float | None:
     return min(1.0, max(0.0, share))
 
 
-def images_needed(method: str, facts: PublicFacts, share: float) -> int | None:
-    """The least number of images, to two digits, whose expected share is ``share``; None if no number suffices."""
-    each = signal_to_noise(facts) / facts.images
+def units_needed(method: str, facts: PublicFacts, share: float) -> int | None:
+    """The least number of units, to two digits, whose expected share is ``share``; None if no number suffices."""
+    each = signal_to_noise(facts) / facts.declared_size
     points = points_of(method)
     if not points or points[-1].share < share:
         return None

@@ -15,12 +15,12 @@ from sfumato.planning.expected_use import (
     PublicFacts,
     Use,
     expected_share,
-    images_needed,
     signal_to_noise,
+    units_needed,
 )
 
-ASSUMED_IMAGES = 10_000
-"""The number of images that a choice is made for where none is declared: the real one is private."""
+ASSUMED_SIZE = 10_000
+"""The number of units that a choice is made for where none is declared: the real one is private."""
 TIME_LIMIT = 3600.0
 """Seconds that a training may take if the user does not say otherwise."""
 _MEASURED_IMAGES = 60_000
@@ -78,7 +78,7 @@ class Choice:
 def plan_all(facts: PublicFacts, *, methods: Sequence[Method] | None = None) -> tuple[MethodPlan, ...]:
     """A row for every certified method (or for ``methods``), the most useful first.
 
-    >>> rows = plan_all(PublicFacts(images=500, size=28, classes=10, epsilon=1.0))
+    >>> rows = plan_all(PublicFacts(declared_size=500, size=28, classes=10, epsilon=1.0))
     >>> {row.expected_use.value for row in rows if row.expected_use}
     {'hopeless'}
     """
@@ -97,10 +97,13 @@ def plan_method(method: Method, facts: PublicFacts) -> MethodPlan:
     ratio = signal_to_noise(facts)
     share = expected_share(method.name, ratio)
     known = method.name in costs()["methods"]
-    records = round(facts.units)
 
     def seconds(device: str) -> float:
-        return training_seconds(method, records=records, values=facts.values, device=device) if known else float("nan")
+        return (
+            training_seconds(method, records=facts.declared_size, values=facts.values, device=device)
+            if known
+            else float("nan")
+        )
 
     return MethodPlan(
         method=method.name,
@@ -121,7 +124,7 @@ def choose_method(facts: PublicFacts, *, device: str = "cpu", time_limit: float 
     Where none does, the fastest. Two methods count as equal if their shares differ by at most 0.02; then the faster one
     is taken.
 
-    >>> choose_method(PublicFacts(images=60_000, size=28, classes=10, epsilon=1.0), device="cuda").method
+    >>> choose_method(PublicFacts(declared_size=60_000, size=28, classes=10, epsilon=1.0), device="cuda").method
     'dp2-vae'
     """
     rows = [row for row in plan_all(facts) if row.share is not None]
@@ -144,11 +147,11 @@ def use_warning(method: str, facts: PublicFacts) -> str | None:
 
 
 def use_needs(method: str, facts: PublicFacts) -> str | None:
-    """How many images rough and good use need at this budget; the real number is private, so it is not compared."""
-    rough, good = (images_needed(method, facts, share) for share in (HOPELESS_BELOW, GOOD_FROM))
+    """How many units rough and good use need at this budget; the real number is private, so it is not compared."""
+    rough, good = (units_needed(method, facts, share) for share in (HOPELESS_BELOW, GOOD_FROM))
     if rough is None:
         return None
-    text = f"At ε {facts.epsilon:g}, {method} needs about {rough:,} images of this size for rough use"
+    text = f"At ε {facts.epsilon:g}, {method} needs about {rough:,} {facts.unit}s for rough use"
     return f"{text}, {good:,} for good use" if good is not None else f"{text}; good use was never reached with it"
 
 
@@ -160,20 +163,19 @@ def _why(method: str, share: float | None, facts: PublicFacts) -> str:
             f"by measurements on MNIST, a classifier trained on the images should reach about {100 * share:.0f} % of "
             "what real images give, counted from chance"
         )
-    needed = images_needed(method, facts, HOPELESS_BELOW)
-    hint = f"; rough use needs about {needed:,} images" if needed is not None else "; no number of images helps"
+    needed = units_needed(method, facts, HOPELESS_BELOW)
+    hint = f"; rough use needs about {needed:,} {facts.unit}s" if needed is not None else "; no number helps"
     collection = _collection(facts)
     return f"the noise hides {collection} at ε {facts.epsilon:g} almost completely{hint}"
 
 
 def _collection(facts: PublicFacts) -> str:
     classes = f"{facts.classes} class{'es' if facts.classes != 1 else ''}"
-    persons = f" of {round(facts.units):,} persons" if facts.images_per_person > 1 else ""
-    return f"{facts.images:,} images{persons} in {classes}"
+    return f"{facts.declared_size:,} {facts.unit}{'s' if facts.declared_size != 1 else ''} in {classes}"
 
 
 def _memory(method: Method, facts: PublicFacts) -> int:
     """Bytes at the peak: the process, the images, and what the method's steps hold for images of this size."""
     measured = costs()["memory"].get(method.name, max(costs()["memory"].values())) * 2**20
-    steps = measured * facts.values / REFERENCE_VALUES * min(1.0, facts.images / _MEASURED_IMAGES)
-    return round(_PROCESS + facts.images * facts.values + steps)
+    steps = measured * facts.values / REFERENCE_VALUES * min(1.0, facts.declared_size / _MEASURED_IMAGES)
+    return round(_PROCESS + facts.declared_size * facts.values + steps)

@@ -89,7 +89,11 @@ class Choices:
         return BudgetOptions(epsilon=self.epsilon, delta=self.delta, unit=self.unit)
 
 
-_SELECTED = {"colour": ("grey", "rgb"), "missing_labels": ("refuse", "leave out")}
+_SELECTED = {
+    "colour": ("grey", "rgb"),
+    "missing_labels": ("refuse", "leave out"),
+    "missing_persons": ("refuse", "leave out"),
+}
 _NOT_IN_THE_PAGE = frozenset({"split", "internal"})
 _PERSONS = ("person_column", "persons", "person_pattern")
 

@@ -31,10 +31,10 @@ def inspect(data: Path, reading: ReadingOptions = AS_IT_IS) -> list[str]:
 
 def plan(facts: PublicFacts) -> list[str]:
     """What every method would cost, and what to expect of it."""
-    given = [f"--epsilon={facts.epsilon:g}", f"--delta={facts.delta:g}", f"--images={facts.images}"]
-    given += [f"--size={facts.size}", f"--channels={facts.channels}", f"--classes={facts.classes}"]
-    person = [f"--images-per-person={facts.images_per_person:.3g}"] if facts.images_per_person > 1 else []
-    return ["plan", *given, *person]
+    given = [f"--epsilon={facts.epsilon:g}", f"--delta={facts.delta:g}", f"--unit={facts.unit}"]
+    given += [f"--declared-size={facts.declared_size}", f"--size={facts.size}"]
+    given += [f"--channels={facts.channels}", f"--classes={facts.classes}"]
+    return ["plan", *given]
 
 
 def create_ledger(ledger: Path, choices: Choices, limit: float) -> list[str]:

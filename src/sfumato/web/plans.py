@@ -38,17 +38,15 @@ def plan_facts(choices: Choices, inspection: Mapping[str, Any], *, back: str | N
     if not inspection["images"]:
         raise Refused("no image can be read as it was chosen; the collection's page has the reasons", back=back)
     sizes = [max(one["height"], one["width"]) for one in inspection["sizes"][:1]]
-    images = inspection["images"]
     colour = choices.reading.colour
-    persons = inspection["persons"] if choices.unit == "person" else 0
     return PublicFacts(
-        images=choices.declared_size or images,
+        declared_size=choices.declared_size or inspection["persons" if choices.unit == "person" else "images"],
         size=choices.reading.size or (sizes[0] if sizes else _USUAL_SIZE),
         classes=class_count(choices, inspection),
         epsilon=choices.epsilon,
         delta=choices.delta,
         channels=3 if colour == "rgb" or (not colour and "colour" in inspection["colours"]) else 1,
-        images_per_person=max(1.0, images / persons) if persons else 1.0,
+        unit=choices.unit,  # type: ignore[arg-type]
     )
 
 
