@@ -94,7 +94,7 @@ def published(**changes: object) -> Replay:
     return replay(method, witness(), budget=NoGuarantee(), units=[59])
 
 
-@pytest.mark.parametrize("pretraining", [0, 20])
+@pytest.mark.parametrize("pretraining", [0, pytest.param(20, marks=pytest.mark.long)])
 def test_a_shared_encoder_moves_far_more_than_the_paper_claims(pretraining: int) -> None:
     result = published(pretraining_steps=pretraining)
     assert result.movement["decoder / decoder"] > 5
