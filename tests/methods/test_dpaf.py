@@ -74,6 +74,7 @@ def test_the_aggregate_averages_answers_and_forgets_when_told() -> None:
     torch.testing.assert_close(fading.means[0, 0], torch.tensor((2.0 * 0.5 + 4.0) / 0.1 / 1.5 / 100))
 
 
+@pytest.mark.long
 def test_it_learns_which_way_the_bars_lie() -> None:
     method = DPAF(
         width=4,
@@ -131,7 +132,7 @@ def test_replay_finds_nothing_whatever_the_knobs(knobs: dict[str, object]) -> No
     assert all(value > 0.5 for value in result.movement.values())
 
 
-@pytest.mark.parametrize("transfer", ["discriminator", "both"])
+@pytest.mark.parametrize("transfer", [pytest.param("discriminator", marks=pytest.mark.long), "both"])
 def test_public_images_are_a_start(transfer: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     np.savez(
