@@ -12,10 +12,9 @@ import torch
 
 from sfumato.audit.replay import replay
 from sfumato.methods.dpaf import DPAF
-from sfumato.methods.parts.aggregate_game import directional_features
-from sfumato.methods.parts.feature_aggregate import FeatureAggregate, mean_distance
+from sfumato.methods.parts.aggregate import FeatureAggregate, directional_features, mean_distance
 from sfumato.methods.published.dpaf import DPAFPublished
-from sfumato.networks.dcgan import Front
+from sfumato.networks.generators import Front
 from sfumato.privacy import Budget, BudgetExceeded, NoGuarantee, PrivateRecords
 
 BUDGET = Budget(3.0, 1e-5)

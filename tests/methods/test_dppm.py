@@ -15,8 +15,7 @@ from sfumato.audit.replay import replay
 from sfumato.methods.dppm import DPPM
 from sfumato.methods.parts.score_sampling import randomised_response, sliced_loss
 from sfumato.methods.published.dppm import DPPMPublished
-from sfumato.networks.samplers import hamiltonian, heun, karras_sigmas, momenta
-from sfumato.networks.score import ScoreNetwork
+from sfumato.networks.score import ScoreNetwork, hamiltonian, heun, karras_sigmas, momenta
 from sfumato.privacy import Budget, BudgetExceeded, NoGuarantee, PrivateRecords, Randomness
 from sfumato.privacy.gradients import Batch, Performance, clipped_sum
 

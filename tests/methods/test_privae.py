@@ -18,8 +18,7 @@ from sfumato.audit.replay import replay
 from sfumato.evaluation.latent_codes import hoyer_sparsity, log_likelihood, prior_distance
 from sfumato.methods.parts.divergences import CAUCHY_SCALES, CauchyMMD, ForwardKL, gradient_of
 from sfumato.methods.privae import PRIVAE
-from sfumato.networks.priors import Corners, SparseMixture, StandardNormal
-from sfumato.networks.vae import Posterior, VariationalAutoencoder
+from sfumato.networks.vae import Corners, Posterior, SparseMixture, StandardNormal, VariationalAutoencoder
 from sfumato.privacy import Budget, BudgetExceeded, PrivateRecords
 from worst_case import worst_case_images
 

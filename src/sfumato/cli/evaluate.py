@@ -81,7 +81,7 @@ def evaluate_command(
     Under torchrun the features of FID and KID are computed by all processes.
     """
     from sfumato.evaluation.evaluate import evaluate
-    from sfumato.evaluation.fidelity import default_folder
+    from sfumato.evaluation.features import default_folder
     from sfumato.evaluation.private_views import shared_images, write_side_by_side
     from sfumato.evaluation.protocols import protocol_named
     from sfumato.training.distributed import process_group

@@ -19,13 +19,15 @@ from sfumato.evaluation.classifiers import (
     score,
     train_classifiers,
 )
-from sfumato.evaluation.features import FeatureNetwork, InceptionHead, inception_score
-from sfumato.evaluation.fidelity import (
+from sfumato.evaluation.features import (
+    FeatureNetwork,
     FeatureStatistics,
+    InceptionHead,
     Manifold,
     cached_statistics,
     content_key,
     frechet_distance,
+    inception_score,
     kernel_distance,
     manifold,
 )

@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from sfumato.options import ReadingOptions
 from sfumato.release.pages import page_environment, render
 from sfumato.release.plain_numbers import factor_text, level
-from sfumato.report.public import TEMPLATES as REPORT_TEMPLATES
+from sfumato.report.pages import TEMPLATES as REPORT_TEMPLATES
 from sfumato.web import commands, contents
 from sfumato.web.choices import EPSILONS, FORMATS, PURPOSES, Choices, Form, proposed_fields, training_fields
 from sfumato.web.contents import review_commands
