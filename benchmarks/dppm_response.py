@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sfumato.data.digits import draw_digits
 from sfumato.methods.published.dppm import DPPMPublished
-from sfumato.networks.refinenet import RefineNet
+from sfumato.networks.score import RefineNet
 from sfumato.training.optimisation import set_learning_rate, warmup_cosine_decay
 
 SIGMAS = (0.2, 0.5, 1.0, 2.0)

@@ -22,8 +22,16 @@ import torch
 from sfumato.data.images import Images, PublicImages, read
 from sfumato.evaluation.classifiers import CNN, LOGISTIC_REGRESSION, MLP, score, train_classifier
 from sfumato.evaluation.evaluate import evaluate
-from sfumato.evaluation.features import FeatureNetwork, extract, full_precision, inception
-from sfumato.evaluation.fidelity import FeatureStatistics, frechet_distance, kernel_distance, statistics
+from sfumato.evaluation.features import (
+    FeatureNetwork,
+    FeatureStatistics,
+    extract,
+    frechet_distance,
+    full_precision,
+    inception,
+    kernel_distance,
+    statistics,
+)
 
 
 def data(arguments: argparse.Namespace) -> tuple[Images, Images]:

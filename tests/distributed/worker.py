@@ -20,16 +20,14 @@ from conformance.test_methods import CERTIFIED, budget_for
 from gradient_cases import Classifier, make_batch, squared_error
 from privacy.test_runs import KillAfter, Killed
 from sfumato.audit.replay import replay
-from sfumato.evaluation import fidelity
-from sfumato.evaluation.features import FeatureNetwork, extract
-from sfumato.evaluation.fidelity import feature_statistics
+from sfumato.evaluation import features as fidelity
+from sfumato.evaluation.features import FeatureNetwork, extract, feature_statistics
 from sfumato.methods import Method, find
 from sfumato.privacy import Budget, PrivateRecords
 from sfumato.privacy.distributed import ProcessesDiffer, RankLost, World
 from sfumato.privacy.gradients.engine import GradientSum
-from sfumato.release.export import read_export
+from sfumato.release.export import export_shards, read_export
 from sfumato.release.release import Release
-from sfumato.release.shards import export_shards
 from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training.distributed import process_group
 from worst_case import worst_case_images
@@ -61,11 +59,6 @@ def every_method(world: World) -> dict[str, Any]:
         print(world.rank, name, variant, found[f"{name} {variant}"], flush=True)  # shown where the test fails
     found["persons"] = fitted(find("dp-vae").small(), worst_case_images(persons=True), unit="person")
     return found
-
-
-def one_method(world: World) -> dict[str, Any]:
-    """Gradients of three records: one process has two of them, the other one."""
-    return {"three records": fitted(find("dp-vae").small(), few(3))}
 
 
 def small_cases(world: World) -> dict[str, Any]:
@@ -222,7 +215,6 @@ class _Scaled(torch.nn.Module):
 
 
 TASKS: dict[str, Callable[[World], dict[str, Any]]] = {
-    "one-method": one_method,
     "every-method": every_method,
     "small-cases": small_cases,
     "audit": audit,

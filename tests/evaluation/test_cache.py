@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato.evaluation import fidelity
-from sfumato.evaluation.features import FeatureNetwork
-from sfumato.evaluation.fidelity import cached_statistics, content_key
+from sfumato.evaluation import features as fidelity
+from sfumato.evaluation.features import FeatureNetwork, cached_statistics, content_key
 
 
 class Counting(nn.Module):

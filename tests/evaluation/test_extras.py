@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from sfumato.evaluation.classifiers import LOGISTIC_REGRESSION, train_classifier
-from sfumato.evaluation.features import weights_path
-from sfumato.evaluation.fidelity import kernel_distance, statistics
+from sfumato.evaluation.features import kernel_distance, statistics, weights_path
 
 INSTALL = r"pip install 'sfumato\[eval\]'"
 

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from sfumato.evaluation import fidelity
-from sfumato.evaluation.features import FeatureNetwork, extract
-from sfumato.evaluation.fidelity import frechet_distance, kernel_distance, manifold, statistics
+from sfumato.evaluation import features as fidelity
+from sfumato.evaluation.features import FeatureNetwork, extract, frechet_distance, kernel_distance, manifold, statistics
 
 
 class Flat(nn.Module):

@@ -15,9 +15,8 @@ from sfumato.cli.main import main
 from sfumato.data.digits import draw_digits
 from sfumato.evaluation.classifiers import ClassifierSpec, TrainingJob, mlp, train_classifiers
 from sfumato.experiments.datasets import DatasetLocator, datasets, read_images, read_validation
-from sfumato.experiments.experiment import in_order, lay_out
 from sfumato.experiments.results import ResultSet, load_results
-from sfumato.experiments.runner import Progress, run_tasks
+from sfumato.experiments.runner import Progress, in_order, lay_out, run_tasks
 from sfumato.experiments.spec import read_experiments
 from sfumato.experiments.training import Trial
 
@@ -60,6 +59,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return int(ended.value.code or 0)
 
 
+@pytest.mark.long
 def test_an_experiment_runs_and_continues(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

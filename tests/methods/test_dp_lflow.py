@@ -71,6 +71,7 @@ def test_a_record_moves_its_own_class_only() -> None:
     assert isinstance(DPLFlow.small("conditional").build((1, 28, 28), 3).generator, LatentFlow)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("variant", "right"), [("certified", 0.9), ("conditional", 0.75)])
 def test_it_learns_what_the_classes_look_like_and_how_likely_an_image_is(variant: str, right: float) -> None:
     pixels, labels = squares(1000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sfumato.networks.dcgan import Back, Front, Generator, simplified_instance_norm, split_of
+from sfumato.networks.generators import Back, Front, Generator, simplified_instance_norm, split_of
 
 
 def test_a_constant_map_becomes_zeros_and_any_other_has_norm_p() -> None:

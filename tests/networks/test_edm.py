@@ -7,9 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from sfumato.networks.edm import Denoiser, log_normal_sigma, stochastic_heun
-from sfumato.networks.samplers import heun
-from sfumato.networks.unet import UNet
+from sfumato.networks.edm import Denoiser, UNet, log_normal_sigma, stochastic_heun
+from sfumato.networks.score import heun
 
 MEAN, DEVIATION = 0.3, 0.2
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from sfumato.networks.pixels import per_row
-from sfumato.networks.refinenet import RefineNet
-from sfumato.networks.score import ScoreNetwork
+from sfumato.networks.score import RefineNet, ScoreNetwork
 from sfumato.privacy.gradients import Batch, clipped_sum, loop
 from sfumato.privacy.gradients import engine as engine_module
 from sfumato.privacy.randomness import Randomness

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sfumato.networks.edm import Denoiser
-from sfumato.networks.unet import UNet
+from sfumato.networks.edm import Denoiser, UNet
 from sfumato.privacy import Randomness
 from sfumato.privacy.gradients import Batch, clipped_sum
 from sfumato.privacy.gradients.engine import _known

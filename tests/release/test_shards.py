@@ -12,9 +12,8 @@ import pytest
 from release.cards import certified
 from sfumato.privacy.distributed import RankLost, World
 from sfumato.release import SyntheticImages
-from sfumato.release import shards as shards_module
-from sfumato.release.export import read_export
-from sfumato.release.shards import export_shards
+from sfumato.release import export as shards_module
+from sfumato.release.export import export_shards, read_export
 
 
 class Drawing:

@@ -21,8 +21,7 @@ from sfumato.methods.registry import load
 from sfumato.privacy import Budget
 from sfumato.release.plain_numbers import recognised_by_definition
 from sfumato.report.comparison import comparison_page
-from sfumato.report.internal import RunFolder, internal_page
-from sfumato.report.public import percent_up, public_page
+from sfumato.report.pages import RunFolder, internal_page, percent_up, public_page
 
 
 @pytest.fixture(scope="module")

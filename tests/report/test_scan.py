@@ -25,7 +25,7 @@ from sfumato.methods.registry import load
 from sfumato.privacy import Budget
 from sfumato.release import Card
 from sfumato.release.pages import data_address
-from sfumato.report.public import AttackBounds, public_page
+from sfumato.report.pages import AttackBounds, public_page
 from sfumato.report.scan import scan
 from sfumato.training.run import Run
 
@@ -79,8 +79,8 @@ def test_a_private_statistic_on_the_public_page_is_caught(run: Path) -> None:
 
 def test_a_page_maker_that_reads_too_much_is_caught(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rendering such a page again repeats its mistake; the origin of the number reveals it."""
-    import sfumato.report.public as public
-    from sfumato.report.public import attack_bounds
+    import sfumato.report.pages as public
+    from sfumato.report.pages import attack_bounds
 
     def leaking_bounds(card: Card) -> AttackBounds | None:
         found = attack_bounds(card)

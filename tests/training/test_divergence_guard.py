@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sfumato.data import PrivateImages
 from sfumato.methods.dpaf import DPAF
-from sfumato.networks.dcgan import Generator
+from sfumato.networks.generators import Generator
 from sfumato.privacy import Budget
 from sfumato.training.optimisation import DivergenceGuard
 from squares import squares

@@ -15,7 +15,7 @@ from sfumato.privacy import Budget, BudgetExceeded, Ledger
 from sfumato.privacy.budget import Unit
 from sfumato.release.export import export
 from sfumato.release.release import Release
-from sfumato.release.transcript import write_transcript
+from sfumato.release.signature import write_transcript
 from sfumato.training.run import RunOptions
 from worst_case import worst_case_images
 

@@ -34,6 +34,7 @@ def findings(folder: Path) -> dict[str, bool]:
     return {"custodian": custodian, "verifier, ledger": by_ledger, "verifier, transcript": by_transcript}
 
 
+<<<<<<< HEAD
 def changed(honest: Path, place: Path, change: Change) -> Path:
     shutil.copytree(honest.parent, place / "copy")
     folder = place / "copy" / honest.name
@@ -47,6 +48,20 @@ def test_what_was_changed_is_seen(honest: Path, tmp_path: Path, change: str) -> 
     if change == "ledger: an edited line":
         found.pop("verifier, transcript")  # which was not edited
     assert all(found.values()), found
+=======
+def test_what_was_changed_is_seen(honest: Path, tmp_path: Path) -> None:
+    folder, unseen = tmp_path / "copy" / honest.name, {}
+    for name, change in SEEN.items():
+        shutil.copytree(honest.parent, folder.parent)
+        change(folder)
+        found = findings(folder)
+        if name == "ledger: an edited line":
+            found.pop("verifier, transcript")  # which was not edited
+        if not all(found.values()):
+            unseen[name] = found
+        shutil.rmtree(folder.parent)
+    assert unseen == {}
+>>>>>>> main
 
 
 @pytest.mark.parametrize("change", TRANSCRIPT)

@@ -10,26 +10,258 @@ than the ledger has paid for. An exception is a finding.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
+import json
+import math
+import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from scipy import stats
+from torch import Tensor
 
-from sfumato.audit.observed import Observed, fresh_samples, observing, sample_hash
-from sfumato.audit.tape import Finding, Player, Recorder, Replay, Taped
 from sfumato.evaluation.classifiers import Progress, silent
 from sfumato.methods.base import Method
 from sfumato.privacy import AnyBudget, Curator, Event, Ledger, PrivateRecords, Randomness, Step, SubsampledGaussian
 from sfumato.privacy.gradients import UnsupportedModel
 from sfumato.privacy.interfaces import Tape
+from sfumato.privacy.mechanism import Query
 from sfumato.privacy.sampling import Units
 from sfumato.release.card import Card
 from sfumato.release.release import Release
+
+TOLERANCE = 1e-6  # of the declared movement: float64 rounding
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A broken rule, and where it showed."""
+
+    rule: str
+    where: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} ({self.where}): {self.detail}"
+
+
+@dataclass
+class Replay:
+    """The result. ``movement`` is, for each event and block, the largest movement ÷ what was paid for (or claimed)."""
+
+    pairs: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    movement: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def flagged(self) -> bool:
+        return bool(self.findings)
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The broken rules, each once."""
+        return tuple(sorted({finding.rule for finding in self.findings}))
+
+    def vacuous(self, least: float = 0.9) -> list[str]:
+        """Blocks that no pair moved near their bound: the replay shows nothing about these."""
+        return sorted(name for name, value in self.movement.items() if value < least)
+
+    def add(self, rule: str, where: str, detail: str) -> None:
+        """Note a finding, once."""
+        finding = Finding(rule, where, detail)
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    def add_all(self, other: Replay) -> None:
+        """Take over the findings and movements of another replay."""
+        self.pairs += other.pairs
+        for finding in other.findings:
+            self.add(finding.rule, finding.where, finding.detail)
+        for name, value in other.movement.items():
+            self.movement[name] = max(value, self.movement.get(name, 0.0))
+
+    @property
+    def stopped(self) -> bool:
+        """The method did not run at all, so further pairs would show nothing."""
+        return any(finding.rule in ("refused", "exception", "vacuous") for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "pairs": self.pairs,
+            "flagged": self.flagged,
+            "findings": [vars(finding) for finding in self.findings],
+            "movement": self.movement,
+            "vacuous": self.vacuous(),
+        }
+
+
+@dataclass(frozen=True)
+class Taped:
+    """One query and its answer, as the first run saw them."""
+
+    query: Query
+    answer: Tensor
+    charges: int
+
+
+class Recorder:
+    """Keeps every query with its answer."""
+
+    def __init__(self) -> None:
+        self.taped: list[Taped] = []
+
+    def exchange(self, query: Query, answer: Tensor, *, charges: int) -> Tensor:
+        sums = tuple(replace(one, total=one.total.detach().clone()) for one in query.sums)
+        self.taped.append(Taped(replace(query, sums=sums), answer.clone(), charges))
+        return answer
+
+
+class Player:
+    """Returns the recorded answers and measures how far the sums behind them moved."""
+
+    def __init__(self, taped: Sequence[Taped], noise: Mapping[tuple[str, str], float], result: Replay) -> None:
+        self.taped, self.noise, self.result = taped, noise, result
+        self.asked = 0
+
+    def exchange(self, query: Query, answer: Tensor, *, charges: int) -> Tensor:
+        where = f"{query.event} / {query.block}"
+        if self.asked >= len(self.taped):
+            self.result.add("same queries", where, "the neighbour's run has more queries")
+            return answer
+        first = self.taped[self.asked]
+        self.asked += 1
+        if _public(query) != _public(first.query):
+            self.result.add("same queries", where, "event, step, block or public arguments differ")
+            if answer.shape != first.answer.shape:
+                return answer
+        ratio = _movement(query, first.query, self.noise.get((query.event, query.block)))
+        self.result.movement[where] = max(self.result.movement.get(where, 0.0), ratio)
+        if ratio > 1 + TOLERANCE:
+            kind = "claimed" if query.claimed else "paid for"
+            self.result.add("movement", where, f"moved by more than was {kind}")
+        return first.answer
+
+
+def _public(query: Query) -> tuple[Any, ...]:
+    sums = tuple((one.name, tuple(one.total.shape), one.clip_norm, one.standard_deviation) for one in query.sums)
+    return (query.event, query.step, query.block, dict(query.public), query.claimed, sums)
+
+
+def _movement(second: Query, first: Query, noise: float | None) -> float:
+    """The movement in units of the noise, against 1/σ of the ledger's entry; for a claim, against the claim."""
+    if [one.total.shape for one in second.sums] != [one.total.shape for one in first.sums]:
+        return math.inf
+    pairs = list(zip(second.sums, first.sums, strict=True))
+    if second.claimed:
+        return max(float((a.total - b.total).norm()) / a.clip_norm for a, b in pairs)
+    if noise is None:
+        return math.inf
+    return noise * math.sqrt(sum((float((a.total - b.total).norm()) / a.standard_deviation) ** 2 for a, b in pairs))
+
+
+SAMPLES = 8
+SEED = 1
+
+
+@dataclass
+class Observed:
+    """Everything that two neighbouring runs must have in common."""
+
+    output: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    """Path → hash of the contents, for files that the run opened for writing and left."""
+
+
+_recording: list[set[str]] = []
+_installed: list[bool] = []
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    """The interpreter's audit hook; without a recording it does nothing."""
+    if _recording and event == "open" and isinstance(arguments[0], (str, bytes, os.PathLike)):
+        mode, flags = str(arguments[1] or ""), arguments[2]
+        writes = any(letter in mode for letter in "wax+") or (
+            isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
+        )
+        path = os.fsdecode(arguments[0])
+        if writes and not path.endswith(".pyc") and not path.startswith("/dev/"):
+            _recording[-1].add(os.path.abspath(path))
+
+
+@contextlib.contextmanager
+def observing() -> Iterator[Observed]:
+    """Observe a run: what it prints, which files it writes and which environment variables it sets."""
+    if not _installed:
+        sys.addaudithook(_audit)  # it cannot be removed, and is idle outside of this context
+        _installed.append(True)
+    seen, text, before = Observed(), io.StringIO(), dict(os.environ)
+    written: set[str] = set()
+    _recording.append(written)
+    try:
+        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+            yield seen
+    finally:
+        _recording.pop()
+        seen.output = text.getvalue()
+        changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
+        # Torch chooses its cache folder, with a trial file, when it is first used.
+        seen.environment = {name: value for name, value in changed.items() if not name.startswith("TORCH")}
+        seen.files = {path: _hash(Path(path)) for path in sorted(written) if Path(path).is_file()}
+        for name in seen.environment:
+            os.environ[name] = before.get(name, "")
+            if name not in before:
+                del os.environ[name]
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def sample_hash(release: Release) -> str:
+    """A hash of a few seeded samples and their labels."""
+    images, labels = release.sample(SAMPLES, seed=SEED, device="cpu")
+    return hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
+
+
+def fresh_samples(method: Method, folders: Sequence[Path]) -> list[str]:
+    """The hashes of samples that a fresh process draws from saved releases: nothing alive can reach it."""
+    kind = type(method)
+    command = [sys.executable, "-m", "sfumato.audit.replay", kind.__module__, kind.__qualname__, *map(str, folders)]
+    paths = [path for path in sys.path if path]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    )
+    if done.returncode:
+        raise RuntimeError(f"a fresh process could not sample from the saved release:\n{done.stderr[-2000:]}")
+    hashes: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return hashes
+
+
+def _main(module: str, name: str, *folders: str) -> None:
+    from importlib import import_module
+
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+    kind = import_module(module)
+    for attribute in name.split("."):
+        kind = getattr(kind, attribute)
+    method_type: type[Method] = kind  # type: ignore[assignment]
+
+    def rebuild(card: Card, tensors: Mapping[str, Tensor]) -> tuple[Method, Mapping[str, Tensor]]:
+        return method_type.configured(card.parameters), tensors
+
+    print(json.dumps([sample_hash(Release.read(folder, rebuild)) for folder in folders]))
+
 
 __all__ = ["Finding", "Replay", "participants", "replay"]
 
@@ -219,3 +451,7 @@ def _double_precision() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

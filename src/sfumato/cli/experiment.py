@@ -22,11 +22,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sfumato.experiments.comparison import ComparisonResult
-    from sfumato.experiments.experiment import Layout
     from sfumato.experiments.papers.entries import Entry, Paper
     from sfumato.experiments.papers.result import EntryLayout
     from sfumato.experiments.results import ResultSet
-    from sfumato.experiments.runner import Progress, Task
+    from sfumato.experiments.runner import Layout, Progress, Task
 
 
 # Torch is imported where it is used: ``sfumato --help`` should not wait for it.
@@ -68,8 +67,7 @@ def run_command(
 ) -> None:
     """Train and evaluate what the file says; several trainings can share the device. NOT PRIVATE."""
     from sfumato.experiments.datasets import DatasetLocator
-    from sfumato.experiments.experiment import changed, gather, in_order, lay_out
-    from sfumato.experiments.runner import begin
+    from sfumato.experiments.runner import begin, changed, gather, in_order, lay_out
     from sfumato.experiments.spec import read_experiments
 
     parameters = dict(setting_pair(text) for text in settings or [])
@@ -251,7 +249,7 @@ def list_entries(
     from rich.table import Table
 
     from sfumato.experiments.datasets import DatasetLocator
-    from sfumato.experiments.papers.catalogue import catalogue
+    from sfumato.experiments.papers.entries import catalogue
 
     items = catalogue(DatasetLocator.of(data or []))
     if as_json:

@@ -68,7 +68,7 @@ def ledger(
 
 def _write_transcript(path: Path, release: Path | None, out: Path) -> None:
     from sfumato.privacy import Ledger
-    from sfumato.release.transcript import run_of, write_transcript
+    from sfumato.release.signature import run_of, write_transcript
     from sfumato.training.run_folder import release_folder
 
     if release is None and not path.is_dir():

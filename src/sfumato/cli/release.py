@@ -35,8 +35,7 @@ def sample(
     import numpy as np
 
     from sfumato.methods.registry import load
-    from sfumato.release.export import export
-    from sfumato.release.shards import export_shards
+    from sfumato.release.export import export, export_shards
     from sfumato.training.distributed import process_group
     from sfumato.training.run import release_folder
 
@@ -131,8 +130,7 @@ def report_command(
 ) -> None:
     """Write public.html, which may leave, into each run's folder, and one internal.html, which may not."""
     from sfumato.methods.registry import load
-    from sfumato.report.internal import RunFolder, internal_page
-    from sfumato.report.public import public_page
+    from sfumato.report.pages import RunFolder, internal_page, public_page
     from sfumato.report.scan import scan
 
     folders = [RunFolder(path) for path in runs]

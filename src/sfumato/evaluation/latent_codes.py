@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from sfumato.methods.parts.divergences import CauchyMMD
 from sfumato.methods.privae import PRIVAE
-from sfumato.networks.priors import Prior, log_normal
-from sfumato.networks.vae import Posterior, VariationalAutoencoder
+from sfumato.networks.vae import Posterior, Prior, VariationalAutoencoder, log_normal
 
 
 def code_measures(model: VariationalAutoencoder, method: PRIVAE, pixels: np.ndarray) -> dict[str, float]:

@@ -19,13 +19,15 @@ from sfumato.evaluation.classifiers import (
     score,
     train_classifiers,
 )
-from sfumato.evaluation.features import FeatureNetwork, InceptionHead, inception_score
-from sfumato.evaluation.fidelity import (
+from sfumato.evaluation.features import (
+    FeatureNetwork,
     FeatureStatistics,
+    InceptionHead,
     Manifold,
     cached_statistics,
     content_key,
     frechet_distance,
+    inception_score,
     kernel_distance,
     manifold,
 )
@@ -235,6 +237,10 @@ class AccuracyMeasure:
             std_over="generators",
             per_class=class_accuracies(found, self.measuring.classes),
         )
+
+    def trainings(self, row: Row) -> int:
+        """How many classifiers are trained for a row."""
+        return sum(len(self._seeds(spec, row)) for spec in self.protocol.classifiers)
 
     def _scores(self, row: Row) -> list[_Scores]:
         """Of every classifier of the protocol; all of their trainings are one list of jobs."""

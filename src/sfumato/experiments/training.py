@@ -104,7 +104,7 @@ class Trial:
             write_json(self._path(variant, place), result, private=True)
 
     def _measured(self, release: Release, synthetic: Images, train: Images, test: Images) -> list[dict[str, Any]]:
-        from sfumato.experiments.measures import MEASURES, Sampled
+        from sfumato.experiments.gather import MEASURES, Sampled
 
         sampled = Sampled(release, synthetic, train, test, self.conditions.evaluations[0], self.conditions.device)
         return [measurement for name in self.measures for measurement in MEASURES[name](sampled)]
@@ -235,7 +235,7 @@ def evaluated(
     """An evaluation by the protocol; with the baselines where the images come from no release, or one row ``only``."""
     from sfumato.data import Images
     from sfumato.evaluation.evaluate import evaluate
-    from sfumato.evaluation.fidelity import default_folder
+    from sfumato.evaluation.features import default_folder
 
     return evaluate(
         synthetic,

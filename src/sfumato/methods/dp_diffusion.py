@@ -22,10 +22,9 @@ from sfumato.methods.parts.warm_start import (
     latent_method,
     public_images,
 )
-from sfumato.networks.edm import Denoiser, half_precision, log_normal_sigma, stochastic_heun
+from sfumato.networks.edm import Denoiser, UNet, half_precision, log_normal_sigma, stochastic_heun
 from sfumato.networks.features import ScatteringClassifier
-from sfumato.networks.samplers import karras_sigmas
-from sfumato.networks.unet import UNet
+from sfumato.networks.score import karras_sigmas
 from sfumato.privacy import AnyBudget, Block, Budget, Counts, Curator, Draws, Plan, SubsampledGaussian
 from sfumato.privacy.gradients import Performance
 from sfumato.training.optimisation import FlatParameters, cosine_decay, ema_update

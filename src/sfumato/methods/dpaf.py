@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.methods.base import Method, check_choices
-from sfumato.methods.parts.aggregate_game import AggregateGame
-from sfumato.methods.parts.feature_aggregate import FeatureAggregate
-from sfumato.methods.parts.public_pretraining import pretrain_on_public_images
-from sfumato.networks.dcgan import ACTIVATIONS, Back, Front, Generator, split_of
+from sfumato.methods.parts.aggregate import AggregateGame, FeatureAggregate, pretrain_on_public_images
+from sfumato.networks.generators import ACTIVATIONS, Back, Front, Generator, split_of
 from sfumato.networks.pixels import Shape
 from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
 from sfumato.privacy.gradients import Clip, Compressed

@@ -13,8 +13,7 @@ from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector
 
 from sfumato.methods.base import Method, check_ema_decay
-from sfumato.networks.dcgan import Generator
-from sfumato.networks.generators import Critic
+from sfumato.networks.generators import Critic, Generator
 from sfumato.networks.pixels import Shape
 from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
 from sfumato.privacy.randomness import Draws

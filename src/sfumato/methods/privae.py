@@ -14,8 +14,15 @@ from torch.nn import functional as F
 from sfumato.methods.base import Method, check_choices
 from sfumato.methods.parts.divergences import CAUCHY_SCALES, CauchyMMD, Divergence, ForwardKL, gradient_of
 from sfumato.networks.pixels import Shape
-from sfumato.networks.priors import Corners, Prior, SparseMixture, StandardNormal, log_normal
-from sfumato.networks.vae import Posterior, VariationalAutoencoder
+from sfumato.networks.vae import (
+    Corners,
+    Posterior,
+    Prior,
+    SparseMixture,
+    StandardNormal,
+    VariationalAutoencoder,
+    log_normal,
+)
 from sfumato.privacy import Block, Counts, Curator, NoisyGradient, Step, SubsampledGaussian
 from sfumato.privacy.gradients import Loss
 from sfumato.privacy.gradients.group_terms import Coupled, Grouped

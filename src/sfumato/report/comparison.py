@@ -31,7 +31,7 @@ from sfumato.methods import Method
 from sfumato.methods.registry import load
 from sfumato.privacy.budget import Unit
 from sfumato.report.chart import Point, Series, Table, curve, left_out_text, mebibytes_text
-from sfumato.report.public import render_not_private, sample_rows
+from sfumato.report.pages import render_not_private, sample_rows
 
 SHOWN = ("accuracy", "fid", "kid", "coverage")
 

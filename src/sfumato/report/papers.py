@@ -12,7 +12,7 @@ from sfumato.experiments.papers.result import Compared, EntryRow, compared, entr
 from sfumato.experiments.results import Measured, ResultSet
 from sfumato.experiments.training import release_for
 from sfumato.report.chart import Point, Series, curve, figure
-from sfumato.report.public import not_private_page, sample_rows
+from sfumato.report.pages import not_private_page, sample_rows
 
 # A page brings its colours; an image file on its own needs them too.
 _STYLE = (

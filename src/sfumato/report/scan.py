@@ -31,8 +31,7 @@ from sfumato.methods.registry import load
 from sfumato.release import signature
 from sfumato.release.card import FALSE_ALARMS, Card
 from sfumato.release.plain_numbers import factor_text, one_in_text
-from sfumato.report.internal import RunFolder
-from sfumato.report.public import guesses_right, percent_up, public_page, recognised
+from sfumato.report.pages import RunFolder, guesses_right, percent_up, public_page, recognised
 
 FILES = {"model.safetensors", "card.json", "card.html"}
 _OPTIONAL = {signature.FILE}

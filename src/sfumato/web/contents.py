@@ -12,7 +12,7 @@ from typing import Any
 from sfumato.options import ReadingOptions, words
 from sfumato.privacy import Budget, Ledger, LedgerDamaged
 from sfumato.release.card import Card, rounded_up
-from sfumato.report.internal import RunFolder
+from sfumato.report.pages import RunFolder
 from sfumato.web import commands, worker
 from sfumato.web.choices import reading_from_json
 from sfumato.web.jobs import ACTIVE, Job, Jobs

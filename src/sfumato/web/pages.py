@@ -17,10 +17,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
+from sfumato.cli.options import device_named
 from sfumato.options import ReadingOptions
 from sfumato.release.pages import page_environment, render
 from sfumato.release.plain_numbers import factor_text, level
-from sfumato.report.public import TEMPLATES as REPORT_TEMPLATES
+from sfumato.report.pages import TEMPLATES as REPORT_TEMPLATES
 from sfumato.web import commands, contents
 from sfumato.web.choices import EPSILONS, FORMATS, PURPOSES, Choices, Form, proposed_fields, training_fields
 from sfumato.web.contents import review_commands
@@ -29,7 +30,7 @@ from sfumato.web.plans import method_rows, plan_facts, plans
 from sfumato.web.security import DOCUMENT_POLICY
 from sfumato.web.transfers import exports_of
 from sfumato.web.worker import PICTURE
-from sfumato.web.workspace import NotThere, Refused, Workspace, read_json
+from sfumato.web.workspace import NotThere, Refused, Workspace, holds, read_json
 
 TEMPLATES = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
@@ -133,6 +134,8 @@ class Forms:
         else:
             facts = plan_facts(choices, self.jobs.output(job), back=back)
             rows, lines = plans(facts), [commands.line(commands.plan(facts))]
+        device = device_named("auto")
+        offered, others = method_rows(rows, device)
         limit = choices.epsilon if collection.spending is None else collection.spending.limit
         usual = {"run": f"{collection.name.rpartition('-')[0]}-{found.id[9:15]}", "hold_out": "on"}
         return page(
@@ -145,7 +148,9 @@ class Forms:
             refusal=refusal,
             choices=choices,
             collection=collection,
-            methods=method_rows(rows),
+            methods=offered,
+            others=others,
+            device="the GPU of this machine" if device == "cuda" else "one CPU core",
             fields={"limit": f"{max(limit or 0, choices.epsilon):g}", **(fields or usual)},
             command_lines=lines,
         )
@@ -259,6 +264,7 @@ class Pages:
             folder=folder,
             command_line=commands.line(commands.inspect(folder)),
             above=above,
+            holds=holds(folder),
             entries=entries[:_LISTED],
             more=max(0, len(entries) - _LISTED),
             roots=self.workspace.roots,

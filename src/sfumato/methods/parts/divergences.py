@@ -9,8 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sfumato.networks.priors import Prior, log_normal
-from sfumato.networks.vae import Posterior
+from sfumato.networks.vae import Posterior, Prior, log_normal
 
 
 class FourierFeatures:

@@ -14,7 +14,7 @@ from sfumato.methods.base import check_choices, check_ema_decay
 from sfumato.methods.parts.score_sampling import ScoreSampling, randomised_response, sliced_loss
 from sfumato.methods.published.raw_records import RawRecords
 from sfumato.networks.pixels import Shape, per_row
-from sfumato.networks.refinenet import RefineNet
+from sfumato.networks.score import RefineNet
 from sfumato.privacy import Counts, Curator, SubsampledGaussian
 from sfumato.training.optimisation import ema_update, set_learning_rate, warmup_cosine_decay
 

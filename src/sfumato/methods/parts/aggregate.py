@@ -1,22 +1,151 @@
-"""DPAF's training of generator and discriminator on noisy aggregates and on generated images."""
+"""What DPAF and its published form share: noisy averages of features, pre-training on public images, and the game.
+
+In the game a generator and a discriminator are trained on noisy aggregates and on generated images.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sfumato.methods.parts.feature_aggregate import FeatureAggregate, mean_distance
-from sfumato.networks.dcgan import Back, Front, Generator
+from sfumato.methods.parts.class_gaussians import divisors
+from sfumato.networks.generators import Back, Front, Generator
 from sfumato.networks.pixels import one_hot
-from sfumato.privacy import Draws, NoisyGradient, Step
+from sfumato.privacy import Counts, Curator, Draws, NoisyGradient, Step
 from sfumato.privacy.gradients import Batch, clipped_sum
+from sfumato.release.public_input import read_public
 from sfumato.training.optimisation import DivergenceGuard, set_learning_rate, warmup_cosine_decay
 
 if TYPE_CHECKING:
     from sfumato.methods.dpaf import DPAF
+
+
+class FeatureAggregate(nn.Module):
+    """A running average of noisy sums ``[classes, length]``, whose last column counts the rows.
+
+    Averaging released answers is post-processing. While the features are fixed every answer has the same weight
+    (``decay`` 1); while they are trained, older answers must be forgotten.
+    """
+
+    total: Tensor
+    counted: Tensor
+    weight: Tensor
+
+    def __init__(self, classes: int, length: int, *, count_value: float, decay: float = 1.0) -> None:
+        """Start at zero; each row contributes ``count_value`` to the last column."""
+        super().__init__()
+        self.count_value, self.decay = count_value, decay
+        self.register_buffer("total", torch.zeros(classes, length))
+        self.register_buffer("counted", torch.zeros(classes))
+        self.register_buffer("weight", torch.zeros(2))
+
+    def add(self, answer: Tensor, *, sampling_rate: float) -> None:
+        """Add one noisy sum over a batch that was drawn at ``sampling_rate``."""
+        self.total.mul_(self.decay).add_(answer / sampling_rate)
+        self.counted.add_(answer[:, -1] / (sampling_rate * self.count_value))
+        self.weight.mul_(self.weight.new_tensor([self.decay, 1.0])).add_(1.0)
+
+    @property
+    def counts(self) -> Counts:
+        """Noisy class counts from all answers; the number of rows does not change with the features."""
+        return Counts(self.counted / self.weight[1].clamp(min=1.0))
+
+    @property
+    def sizes(self) -> Tensor:
+        """Class counts to divide by."""
+        return divisors(self.counts)
+
+    @property
+    def means(self) -> Tensor:
+        """The mean feature vector of each class."""
+        return self.total / self.weight[0].clamp(min=1e-12) / self.sizes[:, None]
+
+
+def mean_distance(vectors: Tensor, means: Tensor) -> Tensor:
+    """Unbiased estimate of Σ over classes of ‖E v − mean‖², up to a constant.
+
+    Args:
+        vectors: Features of generated images, ``[classes, images, length]``. The pairs of an image with itself are
+            left out, because they would reward images for being alike.
+        means: The means to match, ``[classes, length]``.
+    """
+    images = vectors.shape[1]
+    total = vectors.sum(1)
+    own = (total.square().sum(1) - vectors.square().sum((1, 2))) / (images * (images - 1))
+    return (own - 2.0 * (total / images * means).sum(1)).sum()
+
+
+def pretrain_on_public_images(
+    curator: Curator,
+    path: str,
+    front: Front,
+    generator: Generator | None,
+    *,
+    batch: int,
+    iterations: int,
+    learning_rate: float = 0.001,
+) -> None:
+    """Train ``front`` as a classifier of the public classes, then ``generator`` on their mean features.
+
+    Nothing private is touched. The public labels have no relation to the private classes, so all labels of the
+    generator start alike.
+
+    Args:
+        curator: Writes the collection on the ledger before anything is learnt from it.
+        path: A folder or file of public images.
+        front: The feature extractor; it is changed in place.
+        generator: The generator, or None to leave it as it is.
+        batch: Images in a batch.
+        iterations: Steps of each of the two trainings.
+        learning_rate: The learning rate of Adam.
+    """
+    batches = _Batches(curator, path, front, batch)
+    linear = nn.Linear(math.prod(front.sizes[-1]), batches.classes).to(batches.device)
+    optimizer = torch.optim.Adam([*front.parameters(), *linear.parameters()], lr=learning_rate)
+    for _ in range(iterations):
+        images, labels = batches.draw()
+        loss = F.cross_entropy(linear(front.layers(images, torch.zeros_like(labels))[-1].flatten(1)), labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    if generator is not None:
+        _match_means(front, generator, batches, iterations=iterations, learning_rate=learning_rate)
+
+
+class _Batches:
+    """Random batches of public images."""
+
+    def __init__(self, curator: Curator, path: str, front: Front, size: int) -> None:
+        channels, height, width = front.shape
+        public, entry = read_public(path, size=(height, width), colour="grey" if channels == 1 else "rgb")
+        curator.treat_as_public(entry)
+        first = next(front.parameters())
+        self.device, self.dtype, self.size, self.classes = first.device, first.dtype, size, len(public.classes)
+        self.images, self.labels = torch.as_tensor(public.pixels), torch.as_tensor(public.labels)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        rows = torch.randint(len(self.images), (self.size,))
+        return self.images[rows].to(self.device, self.dtype) / 255.0, self.labels[rows].to(self.device)
+
+
+def _match_means(
+    front: Front, generator: Generator, batches: _Batches, *, iterations: int, learning_rate: float
+) -> None:
+    optimizer = torch.optim.Adam(generator.parameters(), lr=learning_rate, betas=(0.5, 0.99))
+    labels = torch.arange(batches.size, device=batches.device) % generator.classes
+    for _ in range(iterations):
+        with torch.no_grad():
+            mean = front(batches.draw()[0], labels).mean(0, keepdim=True)
+        optimizer.zero_grad(set_to_none=True)
+        mean_distance(front(generator(labels), labels)[None], mean).backward()
+        optimizer.step()
+    front.zero_grad(set_to_none=True)
+
 
 _BETAS = (0.5, 0.99)
 
