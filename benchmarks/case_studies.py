@@ -202,9 +202,7 @@ def dp_kernel(random: np.random.Generator, *, claimed: float = 1.0, runs: int = 
             apart = max(apart, 1 - alike(seen, with_it if present else without))
     threat = "sees the generator's gradient of one step; knows the latents and all other records"
     bound = two_worlds(*scores, delta=delta, threat=threat)[0]
-    note = (
-        f"batch {batch}, one step, {runs} runs of each world; directions with and without noise differ by {apart:.0e}"
-    )
+    note = f"batch {batch}, {runs} runs of each world; directions with and without noise differ by {apart:.0e}"
     return CaseStudy("DP-Kernel, published", claimed, bound, note, time.perf_counter() - began)
 
 

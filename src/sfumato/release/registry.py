@@ -220,6 +220,7 @@ _CONTEXT = {
     "cr": "http://mlcommons.org/croissant/",
     "rai": "http://mlcommons.org/croissant/RAI/",
     "dct": "http://purl.org/dc/terms/",
+    "prov": "http://www.w3.org/ns/prov#",
     "citeAs": "cr:citeAs",
     "column": "cr:column",
     "conformsTo": "dct:conformsTo",
@@ -281,18 +282,22 @@ def dataset_card(synthetic: SyntheticImages) -> str:
 
 
 def croissant(folder: Path, synthetic: SyntheticImages) -> dict[str, Any]:
-    """The metadata in the Croissant format, version 1.0, of the images that ``folder`` holds."""
+    """The metadata in the Croissant format, version 1.1, of the images that ``folder`` holds."""
     card = synthetic.card
     found: dict[str, Any] = {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
         "name": f"synthetic-{card.method}-{card.run[:8]}".replace(":", "-"),
         "description": f"{_title(card)}. {card.sentence}",
-        "conformsTo": "http://mlcommons.org/croissant/1.0",
+        "conformsTo": "http://mlcommons.org/croissant/1.1",
+        "version": "1.0.0",
         "dateCreated": card.made,
+        "datePublished": card.made[:10],
         "creator": {"@type": "sc:SoftwareApplication", "name": "sfumato", "softwareVersion": card.versions["sfumato"]},
         "keywords": ["synthetic images", "differential privacy" if card.certified else "no privacy guarantee"],
         "rai:personalSensitiveInformation": card.sentence,
+        "prov:wasDerivedFrom": _private_collection(card),
+        "prov:wasGeneratedBy": _training(card),
     }
     if contact := card.notes.get("contact"):
         found["publisher"] = {"@type": "sc:Organization", "name": card.notes.get("controller", contact)}
@@ -306,6 +311,23 @@ def croissant(folder: Path, synthetic: SyntheticImages) -> dict[str, Any]:
     files["includes"] = "images/*/*.png"
     fields = [_of_file("image", "sc:ImageObject", {"fileProperty": "content"}), _of_path("label")]
     return {**found, "distribution": [files], "recordSet": [_records(fields)]}
+
+
+def _private_collection(card: Card) -> dict[str, Any]:
+    label = f"a private collection, by the {card.unit}, which is not published; also {'; '.join(card.public)}"
+    return {"@type": "prov:Entity", "prov:label": label}
+
+
+def _training(card: Card) -> dict[str, Any]:
+    """What the images came out of: a run of a ledger, whose transcript can be published."""
+    software = {"@type": "prov:SoftwareAgent", "prov:label": f"sfumato {card.versions['sfumato']}"}
+    return {
+        "@type": "prov:Activity",
+        "@id": f"run/{card.run}",
+        "prov:label": f"training by {card.method}, variant {card.variant}: run {card.run} of ledger {card.ledger}",
+        "prov:endedAtTime": card.made,
+        "prov:wasAssociatedWith": software,
+    }
 
 
 def _file(folder: Path, name: str, kind: str) -> dict[str, Any]:
