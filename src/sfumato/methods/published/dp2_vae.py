@@ -17,7 +17,7 @@ from torch.func import functional_call, grad
 
 from sfumato.methods.base import Method, check_choices
 from sfumato.methods.parts.record_posteriors import LatentGenerator
-from sfumato.methods.published.raw_records import RawRecords
+from sfumato.methods.published import RawRecords
 from sfumato.networks.pixels import Shape
 from sfumato.networks.vae import ConvolutionalVAE, Decoder, Encoder, channels_of
 from sfumato.privacy import Block, Budget, Counts, Curator, Plan, SubsampledGaussian

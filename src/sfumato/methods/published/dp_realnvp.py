@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sfumato.methods.base import Method
 from sfumato.methods.dp_realnvp import PixelFlow
-from sfumato.methods.published.raw_records import RawRecords
+from sfumato.methods.published import RawRecords
 from sfumato.networks.flows import BatchNormRealNVP
 from sfumato.networks.pixels import Shape
 from sfumato.privacy import Counts, Curator, SubsampledGaussian

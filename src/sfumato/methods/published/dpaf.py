@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.methods.base import Method, check_choices
-from sfumato.methods.published.raw_records import RawRecords
+from sfumato.methods.published import RawRecords
 from sfumato.networks.generators import ACTIVATIONS, Back, Front, Generator, split_of
 from sfumato.networks.pixels import Shape, one_hot
 from sfumato.privacy import Block, Budget, Counts, Curator, Draws, Plan, SubsampledGaussian

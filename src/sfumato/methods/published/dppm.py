@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sfumato.methods.base import check_choices, check_ema_decay
 from sfumato.methods.parts.score_sampling import ScoreSampling, randomised_response, sliced_loss
-from sfumato.methods.published.raw_records import RawRecords
+from sfumato.methods.published import RawRecords
 from sfumato.networks.pixels import Shape, per_row
 from sfumato.networks.score import RefineNet
 from sfumato.privacy import Counts, Curator, SubsampledGaussian
