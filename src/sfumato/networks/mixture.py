@@ -40,7 +40,6 @@ class ClassGaussians(nn.Module):
     floor: Tensor
 
     def __init__(self, shape: Shape, classes: int, *, frequencies: int, sigma_data: float) -> None:
-        """Start from isotropic Gaussians."""
         super().__init__()
         channels, height, width = shape
         self.pixels = math.prod(shape)

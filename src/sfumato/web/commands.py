@@ -75,7 +75,6 @@ class Choices:
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Choices:
-        """What ``to_json`` gave."""
         return cls(**{**facts, "reading": reading_from_json(facts["reading"])})
 
     def to_json(self) -> dict[str, Any]:

@@ -43,7 +43,6 @@ class Spending:
 
     @property
     def left(self) -> float | None:
-        """The ε that is left."""
         if self.limit is None or self.spent is None:
             return None
         return max(0.0, self.limit - self.spent)

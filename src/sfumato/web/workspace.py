@@ -134,7 +134,6 @@ class Workspace:
         return name if (self.folder / "collections" / f"{name}.json").exists() else None
 
     def collection(self, name: str) -> Path:
-        """The path of a collection."""
         found = read_json(self.named("collections", f"{name}.json"))
         if found is None:
             raise NotThere("there is no such collection")

@@ -50,7 +50,6 @@ class ScoreSampling(Method):
     derivative: str = "forward"
 
     def __post_init__(self) -> None:
-        """Check the parameters of sampling."""
         super().__post_init__()
         check_choices(
             self,

@@ -21,7 +21,6 @@ class RawRecords:
         self.scale = 255.0 if pixels.dtype.kind == "u" else 1.0
 
     def __len__(self) -> int:
-        """The number of records."""
         return len(self.images)
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
