@@ -65,6 +65,7 @@ def make_run(page: Page, server: Served) -> None:
     page.locator("#epsilon").press("ArrowRight")
     page.get_by_role("button", name="Show the plan").press("Enter")
     page.wait_for_url("**/plans/*")
+    page.locator("#others").evaluate("one => { one.open = true; }")
     page.get_by_role("radio", name="dp-merf").check()
     page.get_by_label("name of the run").fill(RUN)
     page.get_by_label("settings").fill(SETTINGS)

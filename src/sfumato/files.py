@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -41,7 +42,8 @@ def new_file(path: str | Path, *, private: bool) -> Iterator[Path]:
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
     os.close(descriptor)
     try:
-        yield Path(name)
+        with _as_os_error():
+            yield Path(name)
         # A writer that replaces the file by one of its own, as safetensors may, loses the mode that mkstemp set.
         os.chmod(name, _OWNER_ONLY if private else _READABLE)
         with open(name, "rb") as file:
@@ -51,6 +53,18 @@ def new_file(path: str | Path, *, private: bool) -> Iterator[Path]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    """A full disk is one error, also where a library has its own for it."""
+    try:
+        yield
+    except Exception as error:
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if isinstance(error, OSError) or code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
 def write_file(path: str | Path, content: str | bytes, *, private: bool) -> Path:

@@ -14,7 +14,7 @@ from sfumato.privacy import Budget, PrivateRecords
 BUDGET = Budget(3.0, 1e-5)
 
 
-@pytest.mark.parametrize("unit", ["image", "person"])
+@pytest.mark.parametrize("unit", ["image", pytest.param("person", marks=pytest.mark.long)])
 def test_nothing_is_found_in_a_certified_method(unit: str) -> None:
     private = worst_case_images(24, persons=unit == "person")
     found = sweep(DPMERF.small(), private, budget=Budget(3.0, 1e-5, unit=unit), pairs=3, tries=3)  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ def gaussian_audits(mu: float, random: np.random.Generator) -> dict[str, float]:
     return {bound.method: bound.epsilon for bound in (plain, gaussian, single, exact)}
 
 
-@pytest.mark.parametrize("mu", [0.5, 2.0])
+@pytest.mark.parametrize("mu", [0.5, pytest.param(2.0, marks=pytest.mark.long)])
 def test_of_two_hundred_audits_few_overshoot(mu: float) -> None:
     random = np.random.default_rng(int(10 * mu))
     audits = [gaussian_audits(mu, random) for _ in range(AUDITS)]

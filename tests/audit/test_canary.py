@@ -17,7 +17,7 @@ from sfumato.privacy import Block, Budget, RawAccess, SubsampledGaussian
 PRIVATE = worst_case_images(12, size=28)
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+@pytest.mark.parametrize("epsilon", [pytest.param(1.0, marks=pytest.mark.long), 8.0])
 @pytest.mark.parametrize("method", [ControlMethod.small(), replace(DPMERF.small(), features=300)], ids=lambda m: m.name)
 def test_a_certified_method_measures_below_what_it_prints(method: ControlMethod | DPMERF, epsilon: float) -> None:
     audit = white_box(method, PRIVATE, budget=Budget(epsilon, 1e-5), canaries=780, seed=0)
@@ -67,6 +67,7 @@ def test_the_accountant_is_not_refuted_and_nearly_reached() -> None:
         accountant_check((RawAccess("r", "why"),), delta=1e-3)
 
 
+@pytest.mark.long
 def test_published_algorithms_measure_above_their_claims() -> None:
     random = np.random.default_rng(0)
     assert case_studies.dppm(random, claimed=1.0, steps=2000).bound.epsilon > 3

@@ -70,13 +70,14 @@ def of(check: str) -> list[Detection]:
     return found
 
 
-@pytest.mark.parametrize("form", ["direct", "in a helper"])
+@pytest.mark.parametrize("form", [pytest.param("direct", marks=pytest.mark.long), "in a helper"])
 @pytest.mark.parametrize("check", ["guard", "probe"])
 def test_guard_and_probe_refuse_what_they_should(check: str, form: str) -> None:
     found = {one.mistake: refused_by(METHODS[one.mistake, form]) for one in of(check) if one.form == form}
     assert {mistake: by for mistake, by in found.items() if by != check} == {}
 
 
+@pytest.mark.long
 def test_replay_finds_what_it_should() -> None:
     """Every fourth one; ``test_replay.py`` has one for every rule."""
     for one in of("replay")[::4]:
@@ -84,6 +85,7 @@ def test_replay_finds_what_it_should() -> None:
         assert found.caught_by == "replay", (one.mistake, one.form)
 
 
+@pytest.mark.long
 def test_control_methods_pass() -> None:
     for kind in [kind for (_, form), kind in METHODS.items() if form == CONTROL][:4]:
         assert detect("none", CONTROL, kind, budget=BUDGET, pairs=3).caught_by == NOT_CAUGHT, kind

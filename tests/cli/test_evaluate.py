@@ -109,3 +109,19 @@ def test_processes_read_in_turn(
     missing = str(tmp_path / "nothing.npz")
     assert evaluate(monkeypatch, missing, "--real", missing, "--real-test", missing, "--no-inception") == 2
     assert "it is the turn of another process" in capsys.readouterr().err
+
+
+def test_on_a_cpu_the_fast_form_is_the_default_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [str(write(tmp_path / f"{name}.npz", 40, seed)) for seed, name in enumerate(("real", "test", "synthetic"))]
+    words = [names[2], "--real", names[0], "--real-test", names[1], "--device", "cpu", "--no-cache"]
+    assert evaluate(monkeypatch, *words, "--json", str(tmp_path / "found.json")) == 0
+    told = capsys.readouterr().err.splitlines()
+    found = EvaluationResult.from_json(json.loads((tmp_path / "found.json").read_text()))
+    assert found.seeds == (0,) and any("Inception network" in one.reason for one in found.left_out)
+    assert any("--seeds 5 --inception" in line for line in told)
+    shown = [int(line.split()[1]) for line in told if line.startswith("evaluating: ")]
+    assert shown == sorted(shown) and shown[-1] == 100 and len(shown) > 5
+    first = next(place for place, line in enumerate(told) if line.startswith("synthetic: LR accuracy"))
+    assert any(line.startswith("evaluating: ") for line in told[first:])

@@ -58,3 +58,20 @@ def test_a_collection_that_is_read_at_once_is_shown_like_a_large_one(
     words = ["train", str(tmp_path / "data.npz"), "--method", "dp-merf", "--epsilon", "3", "--classes", "2", *SMALL]
     assert run_here(monkeypatch, *words, "--out", str(tmp_path / "run"), "--quiet") == 0
     assert seen == [100]
+
+
+def test_a_counter_that_begins_again_is_timed_anew(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two rounds of 100 s, an hour apart: at half of each, 50 s are left."""
+    now = [0.0]
+    console.reset_flags()
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    with ProgressBar() as bar:
+        for _ in range(2):
+            for done in range(0, 101, 10):
+                bar.report("epochs", done, 100)
+                now[0] += 10
+            now[0] += 3600
+    left = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epochs: 50 of")]
+    assert left == ["epochs: 50 of 100, about 50 s left"] * 2

@@ -68,11 +68,12 @@ def test_a_card_does_not_make_load_import_a_module(module: str, tmp_path: Path) 
     assert done.stdout.strip() == f"{module}:MyMethod"
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if find(name).paper_settings is not None])
-def test_the_settings_of_a_paper_configure_its_method(name: str) -> None:
-    kind = find(name)
-    method = kind.configured(kind.preset("paper"))
-    assert {key: getattr(method, key) for key in kind.preset("paper")} == kind.paper_settings
-    assert kind.raw_access or method.variant != "published" or method.claim() is not None
-    with pytest.raises(ValueError, match="only one is 'paper'"):
-        kind.preset("authors")
+def test_the_settings_of_a_paper_configure_its_method() -> None:
+    kinds = [kind for kind in map(find, METHODS) if kind.paper_settings is not None]
+    assert len(kinds) >= 5
+    for kind in kinds:
+        method = kind.configured(kind.preset("paper"))
+        assert {key: getattr(method, key) for key in kind.preset("paper")} == kind.paper_settings
+        assert kind.raw_access or method.variant != "published" or method.claim() is not None
+        with pytest.raises(ValueError, match="only one is 'paper'"):
+            kind.preset("authors")

@@ -43,6 +43,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.long
 def test_a_compiled_microbatch_gives_the_eager_sum_and_the_same_bits_at_every_row() -> None:
     model, batch = network(), replace(make_batch(10, 2, dtype=torch.float32), state=torch.rand(20, 1))
     eager = sums(model, batch)
@@ -57,6 +58,7 @@ def test_a_compiled_microbatch_gives_the_eager_sum_and_the_same_bits_at_every_ro
     assert apart(sums(model, batch), loop.clipped_sum(model, weighted, batch, 0.3)) < 1e-5
 
 
+@pytest.mark.long
 def test_units_are_compiled_whether_or_not_earlier_batches_had_units_of_their_width() -> None:
     """One person more in an earlier step must not change how the others of its width are rounded later."""
     wide, narrow = make_batch(6, 2, dtype=torch.float32), make_batch(6, 1, dtype=torch.float32)

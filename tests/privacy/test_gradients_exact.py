@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -66,23 +67,22 @@ def model(request: pytest.FixtureRequest) -> nn.Module:
     return Mixed() if request.param == "one model" else PerClass([Mixed() for _ in range(3)])
 
 
-@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("ghost", [None, True, False])
 def test_order_and_packing_do_not_change_a_bit(
-    model: nn.Module, rows: int, ghost: bool | None, monkeypatch: pytest.MonkeyPatch
+    model: nn.Module, ghost: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if ghost is not None:
         monkeypatch.setattr(per_record, "prefers_ghost", lambda **shape: ghost)
-    batch = make_batch(21, rows, dtype=torch.float32)
-    whole = sums(model, batch)
-    for seed in range(3):
+    for rows, seed in ((1, 0), (3, 1)):
+        batch = make_batch(21, rows, dtype=torch.float32)
+        whole = sums(model, batch)
         order = torch.randperm(21, generator=torch.Generator().manual_seed(seed))
         assert same(whole, sums(model, batch.select(order)))
         total = GradientSum(model, squared_error, 0.3, microbatch_size=SIZE)
         for part in order.split([1, 7, 0, 9, 4]):
             total.add(batch.select(part))
         assert same(whole, total.values())
-    assert apart(whole, loop.clipped_sum(model, squared_error, batch, 0.3)) < (1e-4 if ghost else 1e-5)
+        assert apart(whole, loop.clipped_sum(model, squared_error, batch, 0.3)) < (1e-4 if ghost else 1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -194,12 +194,11 @@ def test_a_product_of_rounded_factors_stays_inside_its_bound(
     assert float((vector - exact).norm()) <= found.relative * float(factor * spread) + found.absolute * spacing + 1e-6
 
 
-@pytest.mark.parametrize("positions", [1, 2])
-def test_no_order_of_adding_the_terms_of_a_product_leaves_the_whole_numbers_of_float64(positions: int) -> None:
+def test_no_order_of_adding_the_terms_of_a_product_leaves_the_whole_numbers_of_float64() -> None:
     """One term is as large as the vector; several may be as large as the spread before they cancel."""
-    found = GhostClipping(torch.ones(4, positions, 3), torch.ones(4, positions, 3), stack=1)
-    largest = 2.0 ** (FRACTION_BITS + 1) * (1.0 if positions == 1 else MOST_SPREAD)
-    assert found._units * largest <= 2.0**53
+    for positions, spread in ((1, 1.0), (2, MOST_SPREAD)):
+        found = GhostClipping(torch.ones(4, positions, 3), torch.ones(4, positions, 3), stack=1)
+        assert found._units * 2.0 ** (FRACTION_BITS + 1) * spread <= 2.0**53
 
 
 def test_a_wrong_grid_would_be_noticed() -> None:
@@ -226,17 +225,17 @@ def test_large_sums_are_carried_over() -> None:
     assert total.values(limbs, {"w": 1})["w"].tolist() == [5 * 2.0**60]
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3, 7])
-def test_more_units_than_64_bits_hold_are_added_without_rounding_in_any_number_of_processes(processes: int) -> None:
+def test_more_units_than_64_bits_hold_are_added_without_rounding_in_any_number_of_processes() -> None:
     # 8 million units near the clip norm, half of them negative, and one grid step: float64 sums would lose the step.
     rng = np.random.default_rng(0)
     steps = [int(n) << 16 for n in rng.integers(2**43 >> 16, 2**45 >> 16, 64)]
-    parts = [FixedPointSum({"w": 1.0}) for _ in range(processes)]
-    for number, sign in enumerate([1, -1] * 32):
-        parts[number % processes].add({"w": torch.tensor([sign * steps[number // 2] << 16])}, 1 << 16)
-    parts[0].add({"w": torch.tensor([1])}, 1)
-    limbs = torch.stack([part.limbs({"w": 1}, torch.device("cpu")) for part in parts]).sum(0)
-    assert parts[0].values(limbs, {"w": 1})["w"].tolist() == [1.0]
+    for processes in (1, 2, 3, 7):
+        parts = [FixedPointSum({"w": 1.0}) for _ in range(processes)]
+        for number, sign in enumerate([1, -1] * 32):
+            parts[number % processes].add({"w": torch.tensor([sign * steps[number // 2] << 16])}, 1 << 16)
+        parts[0].add({"w": torch.tensor([1])}, 1)
+        limbs = torch.stack([part.limbs({"w": 1}, torch.device("cpu")) for part in parts]).sum(0)
+        assert parts[0].values(limbs, {"w": 1})["w"].tolist() == [1.0]
 
 
 def test_the_size_of_a_microbatch_follows_from_public_numbers() -> None:
@@ -248,13 +247,12 @@ def test_the_size_of_a_microbatch_follows_from_public_numbers() -> None:
     assert microbatch_size(100.0, most=0) == 1
 
 
-@pytest.mark.parametrize("stack", [1, 2])
-@pytest.mark.parametrize("unit", [0, 255, 256, 259, 260, 511, 519])
-def test_a_unit_with_factor_zero_adds_nothing_wherever_it_stands(unit: int, stack: int) -> None:
-    gradient, factor = torch.ones(520, 3), torch.ones(520, dtype=torch.float64)
-    gradient[unit], factor[unit] = math.inf, 0.0
-    found = PerExample(gradient, stack=stack).sums(factor, 0.5)
-    assert found.shape == (stack, 3) and (found.sum(0) == 2 * 519).all()
+def test_a_unit_with_factor_zero_adds_nothing_wherever_it_stands() -> None:
+    for unit, stack in product((0, 255, 256, 259, 260, 511, 519), (1, 2)):
+        gradient, factor = torch.ones(520, 3), torch.ones(520, dtype=torch.float64)
+        gradient[unit], factor[unit] = math.inf, 0.0
+        found = PerExample(gradient, stack=stack).sums(factor, 0.5)
+        assert found.shape == (stack, 3) and (found.sum(0) == 2 * 519).all()
 
 
 def test_units_that_are_not_finite_add_nothing_in_any_microbatch() -> None:

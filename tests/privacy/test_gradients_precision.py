@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -56,16 +57,13 @@ def exact_norm(model: nn.Module, loss: object, batch: Batch, unit: int) -> float
 
 
 @pytest.mark.parametrize("ghost", [False, True])
-@pytest.mark.parametrize("mean", [0.0, 1.0, 1e3, 1e5])
-def test_mean_far_above_spread_does_not_break_the_clip(
-    ghost: bool, mean: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mean_far_above_spread_does_not_break_the_clip(ghost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(per_record, "prefers_ghost", lambda **shape: ghost)
     torch.manual_seed(0)
     model = Positions()
-    batch = make_batch(6, shape=(2, 6, 6), dtype=torch.float32)
-    batch = replace(batch, images=batch.images + mean)
-    for unit in range(3):
+    plain = make_batch(6, shape=(2, 6, 6), dtype=torch.float32)
+    for mean, unit in product((0.0, 1.0, 1e3, 1e5), range(3)):
+        batch = replace(plain, images=plain.images + mean)
         norm = float(torch.linalg.vector_norm(vector(clipped_sum(model, cancelling, alone(batch, unit), 0.1))))
         assert norm <= 0.1
         # Ghost clipping also bounds the terms before they cancel.
@@ -159,15 +157,14 @@ def test_a_batch_of_nothing_finite_gives_zeros() -> None:
 
 
 @pytest.mark.parametrize("ghost", [False, True])
-@pytest.mark.parametrize("mean", [0.0, 30.0])
-def test_bfloat16_autocast_keeps_the_bound(ghost: bool, mean: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_autocast_keeps_the_bound(ghost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(per_record, "prefers_ghost", lambda **shape: ghost)
     torch.manual_seed(0)
     model = Positions()
-    batch = make_batch(6, shape=(2, 6, 6), dtype=torch.float32)
-    batch = replace(batch, images=batch.images + mean)
+    plain = make_batch(6, shape=(2, 6, 6), dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        for unit in range(3):
+        for mean, unit in product((0.0, 30.0), range(3)):
+            batch = replace(plain, images=plain.images + mean)
             norm = float(torch.linalg.vector_norm(vector(clipped_sum(model, cancelling, alone(batch, unit), 0.1))))
             assert norm <= 0.1
             assert norm >= 0.1 * (0.9 if mean == 0.0 else 0.3)

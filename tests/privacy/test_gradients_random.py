@@ -114,7 +114,7 @@ def entropy(model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> 
     return functional.cross_entropy(model(noisy, labels), labels, reduction="none")
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     recipes,
     st.integers(4, 7),
@@ -144,7 +144,7 @@ def test_tracing_torch_func_and_the_loop_agree(
 
 
 @pytest.mark.filterwarnings("ignore::sfumato.privacy.gradients.row_order.RowOrderWarning")
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(recipes, st.integers(1, 2), st.integers(0, 99))
 def test_in_float32_each_record_agrees_to_a_hundred_thousandth_of_its_norm(
     recipe: list[tuple[str, int, int, int]], rows: int, seed: int

@@ -177,6 +177,7 @@ except (BudgetExceeded, LedgerBusy) as error:
 """
 
 
+@pytest.mark.long
 def test_two_processes_on_one_nearly_spent_ledger(tmp_path: Path) -> None:
     """While one is at it the other is refused by the lock, and afterwards by the budget."""
     path = str(tmp_path / "l")

@@ -194,6 +194,7 @@ def test_a_function_never_sees_whether_a_batch_is_empty() -> None:
     assert exact_sum(nobody, ask).tolist() == [0.0] * 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("unit", "most"), [("image", 32), ("person", 2)])
 def test_the_memory_of_a_pass_is_bounded_where_vectors_are_long_and_persons_have_many(
     unit: Unit, most: int, monkeypatch: pytest.MonkeyPatch

@@ -108,6 +108,7 @@ def test_class_names_cannot_leave_the_folder(tmp_path: Path) -> None:
     assert PublicImages.read(place).classes == ("../../cat", "dog")
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path) -> None:
     """A limit on file size, in a process of its own, stands for the full disk."""
     program = """

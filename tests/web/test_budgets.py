@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 
 from cli.commands import run_here
+from sfumato.data import read
+from sfumato.planning.expected_use import PublicFacts
+from sfumato.planning.plan import choose_method, plan_all
 from sfumato.privacy import Block, Budget, Ledger, SubsampledGaussian
+from sfumato.web.commands import EPSILONS
+from sfumato.web.workspace import Workspace
 from web.live import Live, live
-from web.still import finish, inspected, jobs_of, ledger_at, planned, started, without_workers
+from web.still import FOUND, finish, inspected, jobs_of, ledger_at, planned, started, without_workers
 from web.test_jobs import wait_for
+
+ONE = PublicFacts(declared_size=1, size=28, classes=10, epsilon=1.0)
 
 
 @pytest.fixture
@@ -154,3 +165,40 @@ def test_persons_of_whom_no_image_can_be_read_lead_back_to_the_choices(server: L
     back = f"/collections/{collection}?choices={job.id}"
     assert refused.status == 400 and back in refused.text
     assert 'name="person_pattern" value="(x)"' in server.get(back).text
+
+
+def test_at_most_three_methods_are_offered_and_the_first_is_that_of_the_command_line(server: Live) -> None:
+    collection = inspected(server)
+    facts = {"declared_size": "3000", "epsilon_stop": str(EPSILONS.index(1.0))}
+    text = server.get(planned(server, collection, **facts).headers["Location"]).text
+    offered, others = text.partition('id="others"')[::2]
+    named = [re.findall(r'name="method" value="([^"]+)"', part) for part in (offered, others)]
+    assert 1 <= len(named[0]) <= 3 and set(named[0] + named[1]) == {row.method for row in plan_all(ONE)}
+    assert "hopeless" not in offered.partition("<table")[2].partition("</table>")[0]
+    chosen = choose_method(PublicFacts(**{**asdict(ONE), "declared_size": 3000}), device="cpu")
+    assert named[0][0] == chosen.method and f'value="{chosen.method}" checked' in offered
+    assert "GPU" not in text or torch.cuda.is_available()
+
+
+def test_who_is_protected_is_a_question_where_names_share_parts(server: Live) -> None:
+    pattern = {"pattern": "^([^_]+)_", "sentence": "the part before the first _: 30 persons"}
+    name = inspected(server, person_patterns=[pattern])
+    text = server.get(f"/collections/{name}").text
+    radios = re.findall(r'<input type="radio" name="unit"[^>]*>', text)
+    assert len(radios) == 3 and not any("checked" in one for one in radios) and "30 persons" in text
+    assert "who is protected" in planned(server, name, unit="").text
+    address = planned(server, name, unit="person ^([^_]+)_").headers["Location"]
+    job = jobs_of(server).find(address.rpartition("/")[2])
+    assert "--person-pattern=^([^_]+)_" in job.commands[0]
+    finish(jobs_of(server), job, "done", {**FOUND, "person_problem": "2 images name no person"})
+    assert "2 images name no person" in server.get(job.next).text
+
+
+def test_the_folder_of_the_page_is_no_class_of_a_collection_around_it(server: Live) -> None:
+    for name in ("cats", "dogs"):
+        (server.root / "pets" / name).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(server.root / "pets" / name / "1.png")
+    assert "2 classes, 2 images" in server.get("/browse").text
+    Workspace.opened([server.root / "pets"])
+    assert read(server.root / "pets").classes == ("cats", "dogs")
+    assert "2 classes, 2 images" in server.get("/browse").text

@@ -40,6 +40,7 @@ def test_from_a_zip_to_a_public_page(tmp_path: Path) -> None:
         assert page.locator("circle.added").count() == int(page.locator("#right").inner_text()) - 50
         page.get_by_role("button", name="Show the plan").click()
         page.wait_for_url("**/plans/*")
+        page.locator("#others").evaluate("one => { one.open = true; }")
         page.get_by_role("radio", name="dp-merf").check()
         page.get_by_label("name of the run").fill("first")
         page.get_by_label("settings").fill(SMALL)

@@ -92,6 +92,8 @@ def test_the_whole_way_by_keyboard_from_a_folder_to_an_exported_set(browser: Bro
         press(page, "Show the plan")
         page.wait_for_url("**/plans/*")
         check_page(page)
+        tab_to(page, page.locator("#others summary"))
+        page.keyboard.press("Enter")
         methods = page.get_by_role("radio").evaluate_all("all => all.map(one => one.value)")
         assert {"dp-merf", "dp-vae", "dpaf"} <= set(methods)
         tab_to(page, page.get_by_role("radio").first)
@@ -189,6 +191,7 @@ def test_stop_go_on_a_killed_server_and_two_browsers(browser: Browser, root: Pat
 def plan(page: Page, method: str) -> None:
     page.get_by_role("button", name="Show the plan").click()
     page.wait_for_url("**/plans/*")
+    page.locator("#others").evaluate("one => { one.open = true; }")
     page.get_by_role("radio", name=method).check()
 
 

@@ -111,7 +111,7 @@ class ProgressBar:
         self._still = still
         self._tenths: dict[str, int] = {}
         self._read_tenths = 0
-        self._started: dict[str, float] = {}
+        self._started: dict[str, tuple[float, int]] = {}
         self._tasks: dict[str, TaskID] = {}
         self._file = ProgressFile(_progress_file[0]) if _progress_file else None
         self._bar = Progress(
@@ -154,6 +154,8 @@ class ProgressBar:
             return
         if name not in self._tasks:
             self._tasks[name] = self._bar.add_task(name, total=total or None, cost="")
+        elif done < self._bar.tasks[self._tasks[name]].completed:
+            self._bar.reset(self._tasks[name])  # a counter that begins again is timed anew
         self._bar.update(self._tasks[name], completed=done, total=total or None, cost=cost, refresh=self._still)
 
     def per_cent(self, done: int) -> None:
@@ -168,13 +170,15 @@ class ProgressBar:
         self._read_tenths = max(self._read_tenths, done // 10)
 
     def _report_line(self, name: str, done: int, total: int, cost: str) -> None:
-        tenth = 10 * done // total if total else 0
+        tenth, now = 10 * done // total if total else 0, time.monotonic()
         if tenth == self._tenths.get(name):
             return
+        if tenth < self._tenths.get(name, 11):
+            self._started[name] = now, done  # a counter that begins again is timed anew
         self._tenths[name] = tenth
-        started = self._started.setdefault(name, time.monotonic())
+        started, first = self._started[name]
         words = [f"{name} …" if not total else f"{name}: {done} of {total}", cost]
-        if 0 < done < total and (left := (time.monotonic() - started) * (total - done) / done) >= 10:
+        if first < done < total and (left := (now - started) * (total - done) / (done - first)) >= 10:
             words.append(f"about {duration(left)} left")
         print(", ".join(word for word in words if word), file=sys.stderr, flush=True)
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato.cli.console import ProgressBar, print_table, say, use_quiet, warn
+from sfumato.cli.console import ProgressBar, print_table, remark, say, use_quiet, warn
 from sfumato.cli.options import Device, device_named
 from sfumato.files import write_json
 from sfumato.options import ReadingOptions
 
 if TYPE_CHECKING:
     from sfumato.data.images import Images
-    from sfumato.evaluation.results import EvaluationResult
+    from sfumato.evaluation.results import EvaluationResult, Measurement
     from sfumato.release import SyntheticImages
 
 # Torch and scikit-learn are imported where they are used: ``sfumato --help`` should not wait for them.
@@ -44,16 +45,20 @@ def evaluate_command(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write every value and its circumstances to this file.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of classifier trainings; the seeds are 0, 1, 2, …")] = 5,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Trainings of each classifier; the seeds are 0, 1, … [default: CPU 1, GPU 5]."),
+    ] = None,
     device: Device = "auto",
     feature_images: Annotated[
         int | None, typer.Option(min=12, help="Images of each set for FID and KID [default: CPU 1000, GPU all].")
     ] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for reference statistics [default: user's cache].")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep no reference statistics.")] = False,
-    no_inception: Annotated[
-        bool, typer.Option("--no-inception", help="Do without FID and KID: fast on a CPU.")
-    ] = False,
+    inception: Annotated[
+        bool | None,
+        typer.Option("--inception/--no-inception", help="Measure FID and KID, or not [default: on a GPU only]."),
+    ] = None,
     inception_head: Annotated[
         Path | None, typer.Option(help="safetensors with 'weight' and 'bias': adds the Inception Score.")
     ] = None,
@@ -84,6 +89,11 @@ def evaluate_command(
     chosen = protocol_named(protocol)
     world, device = context.with_resource(process_group(device_named(device)))
     use_quiet(not world.first)
+    if device == "cpu" and (seeds is None or inception is None):
+        remark("On a CPU by default: one training of each classifier, no FID. --seeds 5 --inception measures all.")
+    seeds = seeds or (1 if device == "cpu" and len(synthetic) == 1 else max(5, len(synthetic)))
+    if inception is None:
+        inception = device != "cpu" or inception_head is not None or feature_images is not None
     # A process that finds statistics which the others still compute would fall out of step with them.
     no_cache = no_cache or world.size > 1
     # Synthetic images are public: errors may name their files, and their labels may be looked up.
@@ -112,11 +122,12 @@ def evaluate_command(
             device=device,
             feature_images=feature_images,
             cache=None if no_cache else cache or default_folder(),
-            with_inception=not no_inception,
+            with_inception=inception,
             inception_head=inception_head,
             bfloat16=bfloat16,
             together=together,
             progress=bar.report,
+            found=_remark_found,
         )
     if not world.first:
         return
@@ -134,6 +145,13 @@ def evaluate_command(
         say(f"real training images that are also in the public collection, pixel by pixel (internal): {shared:,}")
     if into is not None:
         say(f"Written: {into}; 'sfumato report {run}' makes the pages")
+
+
+def _remark_found(measured: Sequence[Measurement]) -> None:
+    """What was measured of a row, before the table of all rows is there."""
+    shown = (f"{one.classifier or ''} {one.metric} {one.mean:.3g}".strip() for one in measured if one.mean is not None)
+    if measured:
+        remark(f"{measured[0].row}: {', '.join(shown)}")
 
 
 def _internal_folder(run: Path) -> Path:

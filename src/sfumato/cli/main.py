@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -103,9 +104,28 @@ def main() -> None:
     except Exception as error:
         if wants_traceback() or not _is_expected(error):
             raise
-        message = error.args[0] if isinstance(error, LookupError) and error.args else error
-        print(f"error: {message}", file=sys.stderr)
+        print(f"error: {_told(error)}", file=sys.stderr)
         sys.exit(2)
+
+
+_ADVICE = {
+    errno.ENOSPC: "there is no space left to write to",
+    errno.EDQUOT: "there is no space left to write to",
+    errno.EFBIG: "a file may not become as large as it has to",
+    errno.EROFS: "this place cannot be written to",
+    errno.EACCES: "this place may not be read or written to by this user",
+    errno.EPERM: "this place may not be read or written to by this user",
+}
+
+
+def _told(error: Exception) -> object:
+    if isinstance(error, OSError) and error.errno in _ADVICE:
+        place = f" ({error.filename})" if error.filename else ""
+        return (
+            f"{_ADVICE[error.errno]}{place}. Make space or choose another place, then give the command again. What a "
+            "training has spent is on its ledger; --resume goes on with it, unless the last answer could not be kept"
+        )
+    return error.args[0] if isinstance(error, LookupError) and error.args else error
 
 
 def _is_expected(error: Exception) -> bool:

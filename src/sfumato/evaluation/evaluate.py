@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -53,6 +53,7 @@ def evaluate(
     bfloat16: bool = False,
     together: int = 1,
     progress: Progress = silent,
+    found: Callable[[Sequence[Measurement]], None] = lambda measured: None,
 ) -> EvaluationResult:
     """Measure accuracy, FID, KID, precision and recall of synthetic images. The result is NOT PRIVATE.
 
@@ -76,7 +77,8 @@ def evaluate(
         only: The name of the one row that is measured, such as that of the real training data.
         bfloat16: Whether classifiers are trained in bfloat16 and float32 mixed; they always predict in float32.
         together: Classifiers that are trained at the same time, each in a process of its own.
-        progress: Called with what is being done, steps done and steps in all.
+        progress: Called with "evaluating", and the per cent that are done of all of it.
+        found: Called with the measurements of each row as soon as they are there.
 
     Returns:
         Every value with its circumstances.
@@ -91,6 +93,8 @@ def evaluate(
     rows = evaluation_rows(
         chosen, sets.synthetic, sets.train, sets.test, classes=len(sets.classes), feature_images=limit
     )
+    measured_rows = [row for row in (rows if baselines else rows[:1]) if only in (None, row.name)]
+    overall = _Overall(progress, found)
     measuring = Measuring(chosen.name, data, sets.classes, _guarantee(given))
     accuracy = AccuracyMeasure(
         chosen,
@@ -98,14 +102,15 @@ def evaluate(
         seeds=seeds,
         validation=sets.validation,
         device=device,
-        progress=progress,
+        progress=overall.report,
         bfloat16=bfloat16,
         together=together,
     )
     measured = _measurements(
-        [row for row in (rows if baselines else rows[:1]) if only in (None, row.name)],
+        measured_rows,
         sets,
         accuracy,
+        overall,
         with_inception=with_inception,
         head=head,
         cache=cache,
@@ -151,10 +156,41 @@ def _image_sets(
     return _ImageSets(classes, sets, train, test, aside)
 
 
+class _Overall:
+    """One count over all parts of an evaluation: each row of accuracies, and each row of distances, is a part."""
+
+    def __init__(self, progress: Progress, found: Callable[[Sequence[Measurement]], None]) -> None:
+        self._progress, self._found = progress, found
+        self.parts = 0
+        self._finished, self._steps, self._done = 0, 1, 0
+
+    def begin(self, steps: int) -> None:
+        """A part begins, which counts to its end so many times."""
+        self._steps, self._done = steps, 0
+
+    def report(self, task: str, done: int, total: int) -> None:
+        """Take the count of a step within the part."""
+        if total:
+            share = min(1.0, (self._done + done / total) / self._steps)
+            self._done += done >= total
+            self._tell(share)
+
+    def end(self, measured: Sequence[Measurement] = ()) -> None:
+        """A part has ended, with these measurements."""
+        self._steps, self._done = 1, 0
+        self._finished += 1
+        self._tell(0.0)
+        self._found(measured)
+
+    def _tell(self, share: float) -> None:
+        self._progress("evaluating", int(100 * (self._finished + share) / self.parts), 100)
+
+
 def _measurements(
     rows: Sequence[Row],
     sets: _ImageSets,
     accuracy: AccuracyMeasure,
+    overall: _Overall,
     *,
     with_inception: bool,
     head: InceptionHead | None,
@@ -162,28 +198,40 @@ def _measurements(
 ) -> list[Measurement]:
     measuring, device, progress = accuracy.measuring, accuracy.device, accuracy.progress
     several = len(sets.classes) > 1
-    measured = _accuracies(accuracy, rows) if several else []
+    overall.parts = len(rows) * (2 * several + with_inception) + several
+    measured = _accuracies(accuracy, rows, overall) if several else []
+
+    def distances_of(distances: DistanceMeasure) -> Iterator[Measurement]:
+        for row in rows:
+            overall.begin(2 + len(sets.synthetic))
+            found = distances.measure(row)
+            overall.end(found)
+            yield from found
+
     if with_inception:
         distances = DistanceMeasure(inception(), measuring, cache=cache, device=device, progress=progress)
-        measured += [one for row in rows for one in distances.measure(row)]
+        measured += distances_of(distances)
         if head is not None:
             measured.append(distances.inception_score(rows[0], head))
     if several:
         train = sets.train
+        overall.begin(1)
         network = train_class_features(
             train.pixels, train.labels, classes=len(sets.classes), device=device, progress=progress
         )
-        distances = DistanceMeasure(network, measuring, cache=None, device=device, progress=progress)
-        measured += [one for row in rows for one in distances.measure(row)]
+        overall.end()
+        measured += distances_of(DistanceMeasure(network, measuring, cache=None, device=device, progress=progress))
     return measured
 
 
-def _accuracies(accuracy: AccuracyMeasure, rows: Sequence[Row]) -> list[Measurement]:
+def _accuracies(accuracy: AccuracyMeasure, rows: Sequence[Row], overall: _Overall) -> list[Measurement]:
     """Of every row, and the label agreement where a classifier was trained on real data."""
     measured: list[Measurement] = []
     agreement: list[Measurement] = []
     for row in rows:
+        overall.begin(accuracy.trainings(row))
         found, classifier = accuracy.measure(row)
+        overall.end(found)
         measured += found
         if row.name == REAL and rows[0].name == SYNTHETIC:
             agreement.append(accuracy.agreement(classifier, rows[0], row))

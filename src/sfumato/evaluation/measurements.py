@@ -238,6 +238,10 @@ class AccuracyMeasure:
             per_class=class_accuracies(found, self.measuring.classes),
         )
 
+    def trainings(self, row: Row) -> int:
+        """How many classifiers are trained for a row."""
+        return sum(len(self._seeds(spec, row)) for spec in self.protocol.classifiers)
+
     def _scores(self, row: Row) -> list[_Scores]:
         """Of every classifier of the protocol; all of their trainings are one list of jobs."""
         planned = [(spec, self._seeds(spec, row)) for spec in self.protocol.classifiers]

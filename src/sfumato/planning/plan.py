@@ -126,17 +126,23 @@ def choose_method(facts: PublicFacts, *, device: str = "cpu", time_limit: float 
     >>> choose_method(PublicFacts(declared_size=60_000, size=28, classes=10, epsilon=1.0), device="cuda").method
     'dp2-vae'
     """
-    rows = [row for row in plan_all(facts) if row.share is not None]
-    within = [row for row in rows if row.seconds(device) <= time_limit]
-    if not within:
-        fastest = min(rows, key=lambda row: row.seconds(device))
-        return Choice(fastest, f"{fastest.method}: no method trains within {duration(time_limit)} here, it is fastest")
-    best = max(row.share or 0.0 for row in within)
-    chosen = min((row for row in within if (row.share or 0.0) >= best - 0.02), key=lambda row: row.seconds(device))
+    chosen = best_of(plan_all(facts), device=device, time_limit=time_limit)
+    if chosen.seconds(device) > time_limit:
+        return Choice(chosen, f"{chosen.method}: no method trains within {duration(time_limit)} here, it is fastest")
     where = "a GPU" if device.startswith("cuda") else "one CPU core"
     limited = f"of the methods that train within {duration(time_limit)} on {where}"
     reason = f"{limited} it has the highest expected accuracy for {_collection(facts)}"
     return Choice(chosen, f"{chosen.method}: {reason} ({chosen.expected_use})")
+
+
+def best_of(plans: Sequence[MethodPlan], *, device: str, time_limit: float = TIME_LIMIT) -> MethodPlan:
+    """The plan that ``choose_method`` takes."""
+    rows = [row for row in plans if row.share is not None]
+    within = [row for row in rows if row.seconds(device) <= time_limit]
+    best = max((row.share or 0.0 for row in within), default=0.0)
+    return min(
+        [row for row in within if (row.share or 0.0) >= best - 0.02] or rows, key=lambda row: row.seconds(device)
+    )
 
 
 def use_warning(method: str, facts: PublicFacts) -> str | None:

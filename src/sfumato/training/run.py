@@ -5,7 +5,9 @@ In the folder, ``release/`` may leave; ``internal/`` and the ledger may not.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +30,9 @@ from sfumato.release.signature import SigningKey
 from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training.distributed import for_all_processes
 from sfumato.training.profiling import Cost
+
+_FREE = 256 * 2**20
+"""Bytes of the disk that have to be free before anything is spent."""
 
 
 class Trainable(Sampler, Protocol):
@@ -257,6 +262,10 @@ class Run:
                 raise FileNotFoundError(f"{self.folder} holds no run to resume")
         elif self.folder.exists() and any(self.folder.iterdir()):
             raise FileExistsError(f"{self.folder} is not empty; choose another --out, or --resume a stopped run")
+        place = next(one for one in (self.folder, *self.folder.absolute().parents) if one.exists())
+        if shutil.disk_usage(place).free < _FREE:
+            # An answer that cannot be kept is paid for all the same.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
         if plan is not None and self.ledger.exists():
             ledger = Ledger.read(self.ledger)
             check_limit(ledger, plan)

@@ -56,10 +56,15 @@ class Choices:
     @classmethod
     def from_form(cls, form: Form, workspace: Workspace) -> Choices:
         """Check what was sent; a value that is not allowed is refused with the reason."""
+        unit, _, pattern = form.get("unit", "").partition(" ")
+        if unit not in ("image", "person"):
+            raise Refused("say who is protected: each image by itself, or each person with all their images")
+        if pattern:
+            form = {**{key: value for key, value in form.items() if key not in _PERSONS}, "person_pattern": pattern}
         found = cls(
             purpose=_one_of(form, "purpose", [purpose.key for purpose in PURPOSES]),
             epsilon=EPSILONS[_number(form, "epsilon_stop", 0, len(EPSILONS) - 1)],
-            unit=_one_of(form, "unit", ("image", "person")),
+            unit=unit,
             delta=_delta(form.get("delta", "").strip()),
             declared_size=_number(form, "declared_size", 1, 10**9) if form.get("declared_size", "").strip() else None,
             reading=reading_of(form, workspace),
@@ -131,11 +136,13 @@ def persons_of(reading: ReadingOptions) -> ReadingOptions:
 def proposed_fields(inspection: Mapping[str, Any], *, unit: str | None, delta: float | None) -> dict[str, str]:
     """The fields of the form before anything is chosen: what the inspection proposes, and what the ledger counts.
 
-    No box is ticked that leaves out images: whoever wants that must say so.
+    No box is ticked that leaves out images: whoever wants that must say so. Where file names share parts, nothing is
+    proposed for the unit: a part may be the name of a person, which nobody but the custodian knows.
     """
     reading = reading_from_json(inspection["suggested"])
     fields = {**to_fields(reading), "delta": "1e-5" if delta is None else str(delta)}
-    fields["unit"] = unit or ("person" if reading.names_persons else "image")
+    if unit or reading.names_persons or not inspection.get("person_patterns"):
+        fields["unit"] = unit or ("person" if reading.names_persons else "image")
     return {**fields, "purpose": PURPOSES[0].key, "epsilon_stop": str(EPSILONS.index(PURPOSES[0].epsilon))}
 
 

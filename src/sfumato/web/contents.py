@@ -16,7 +16,7 @@ from sfumato.durations import duration
 from sfumato.methods import find
 from sfumato.options import ReadingOptions, words
 from sfumato.planning.expected_use import PublicFacts
-from sfumato.planning.plan import plan_all
+from sfumato.planning.plan import TIME_LIMIT, MethodPlan, best_of, plan_all
 from sfumato.privacy import Budget, BudgetExceeded, Ledger, LedgerDamaged
 from sfumato.release.card import Card, rounded_up
 from sfumato.report.pages import RunFolder
@@ -269,6 +269,7 @@ def review_commands(workspace: Workspace, run: RunSummary) -> list[list[str]] | 
 
 
 _USUAL_SIZE = 28
+_OFFERED = 3
 
 
 @dataclass(frozen=True)
@@ -278,8 +279,7 @@ class MethodRow:
     method: str
     expected_use: str
     why: str
-    cpu: str
-    gpu: str
+    time: str
     memory: str
 
 
@@ -287,6 +287,8 @@ def plan_facts(choices: Choices, inspection: Mapping[str, Any], *, back: str | N
     """The facts of a plan. Where a number is not declared, the collection's own is taken: the plan stays inside."""
     if not inspection["images"]:
         raise Refused("no image can be read as it was chosen; the collection's page has the reasons", back=back)
+    if choices.unit == "person" and (problem := inspection.get("person_problem")):
+        raise Refused(f"{problem}; name persons in another way", back=back)
     sizes = [max(one["height"], one["width"]) for one in inspection["sizes"][:1]]
     colour = choices.reading.colour
     return PublicFacts(
@@ -314,19 +316,28 @@ def plans(facts: PublicFacts) -> list[dict[str, Any]]:
     return [{key: _number(value) for key, value in row.to_json().items()} for row in plan_all(facts)]
 
 
-def method_rows(found: list[dict[str, Any]]) -> list[MethodRow]:
-    """The plans as rows of a table."""
-    return [
-        MethodRow(
-            plan["method"],
-            plan["expected_use"] or "unknown",
-            plan["why"],
-            duration(plan["cpu_seconds"]),
-            duration(plan["gpu_seconds"]),
-            f"{plan['memory'] / 2**30:.1f} GiB",
-        )
-        for plan in found
-    ]
+def method_rows(found: list[dict[str, Any]], device: str) -> tuple[list[MethodRow], list[MethodRow]]:
+    """The plans to choose from, and the others: those that are hopeless, take too long here, or were never measured.
+
+    The first is what ``sfumato train`` takes without ``--method``; it is there also where all are hopeless.
+    """
+    known = [_plan(one) for one in found]
+    best = best_of(known, device=device)
+    useful = [one for one in known if one.expected_use in ("rough", "good") and one.seconds(device) <= TIME_LIMIT]
+    first = [best, *(one for one in useful if one is not best)][:_OFFERED]
+    rest = [one for one in known if not any(one is shown for shown in first)]
+    return [_row(one, device) for one in first], [_row(one, device) for one in rest]
+
+
+def _plan(facts: Mapping[str, Any]) -> MethodPlan:
+    """The plan that JSON was made of; a cost that was never measured is null there."""
+    unknown = {key: math.nan for key in ("cpu_seconds", "gpu_seconds") if facts[key] is None}
+    return MethodPlan(**{**facts, **unknown})
+
+
+def _row(plan: MethodPlan, device: str) -> MethodRow:
+    use, time = plan.expected_use or "unknown", duration(plan.seconds(device))
+    return MethodRow(plan.method, use, plan.why, time, f"{plan.memory / 2**30:.1f} GiB")
 
 
 def _number(value: Any) -> Any:

@@ -17,6 +17,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
+from sfumato.cli.options import device_named
 from sfumato.options import ReadingOptions
 from sfumato.release.pages import page_environment, render
 from sfumato.release.plain_numbers import factor_text, level
@@ -27,7 +28,7 @@ from sfumato.web.contents import method_rows, plan_facts, plans, review_commands
 from sfumato.web.jobs import FINAL, Job, Jobs
 from sfumato.web.security import DOCUMENT_POLICY
 from sfumato.web.worker import PICTURE
-from sfumato.web.workspace import NotThere, Refused, Workspace, exports_of, read_json
+from sfumato.web.workspace import NotThere, Refused, Workspace, exports_of, holds, read_json
 
 TEMPLATES = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
@@ -131,6 +132,8 @@ class Forms:
         else:
             facts = plan_facts(choices, self.jobs.output(job), back=back)
             rows, lines = plans(facts), [commands.line(commands.plan(facts))]
+        device = device_named("auto")
+        offered, others = method_rows(rows, device)
         limit = choices.epsilon if collection.spending is None else collection.spending.limit
         usual = {"run": f"{collection.name.rpartition('-')[0]}-{found.id[9:15]}", "hold_out": "on"}
         return page(
@@ -143,7 +146,9 @@ class Forms:
             refusal=refusal,
             choices=choices,
             collection=collection,
-            methods=method_rows(rows),
+            methods=offered,
+            others=others,
+            device="the GPU of this machine" if device == "cuda" else "one CPU core",
             fields={"limit": f"{max(limit or 0, choices.epsilon):g}", **(fields or usual)},
             command_lines=lines,
         )
@@ -257,6 +262,7 @@ class Pages:
             folder=folder,
             command_line=commands.line(commands.inspect(folder)),
             above=above,
+            holds=holds(folder),
             entries=entries[:_LISTED],
             more=max(0, len(entries) - _LISTED),
             roots=self.workspace.roots,

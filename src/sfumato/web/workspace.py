@@ -17,12 +17,14 @@ import zipfile
 import zlib
 from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import FileResponse, Response, StreamingResponse
 
+from sfumato.data.formats.folder import OWN, is_ignored, is_own
 from sfumato.files import new_folder, private_folder, write_json
 from sfumato.web.security import DOCUMENT_POLICY
 
@@ -49,6 +51,7 @@ class Entry:
     name: str
     path: Path
     is_folder: bool
+    holds: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Workspace:
             raise ValueError(f"{workspace.folder} is a symbolic link; the page writes below --root only")
         for folder in ("jobs", "queue", "locks", "runs", "ledgers", "uploads", "exports", "collections"):
             private_folder(workspace.folder / folder)
+        (workspace.folder / OWN).touch(mode=0o600)
         return workspace
 
     @property
@@ -107,7 +111,7 @@ class Workspace:
                     path = self.inside(one.path)
                 except (Refused, NotThere):
                     continue
-                found.append(Entry(one.name, path, path.is_dir()))
+                found.append(Entry(one.name, path, path.is_dir(), holds(path) if path.is_dir() else ""))
         return sorted(found, key=lambda entry: (not entry.is_folder, entry.name))
 
     def check_collection(self, path: Path) -> None:
@@ -142,6 +146,22 @@ class Workspace:
     def ledger(self, collection: str) -> Path:
         """The ledger of a collection; it exists after the first training."""
         return self.named("ledgers", f"{collection}.jsonl")
+
+
+_COUNTED = 100_000
+
+
+def holds(folder: Path) -> str:
+    """The classes and images of a folder of class folders, in words; empty for any other folder."""
+    try:
+        visible = [one for one in os.scandir(folder) if not is_ignored(one.name)]
+        classes = [one.path for one in visible if one.is_dir() and not is_own(one.path)]
+        images = sum(1 for path in classes for one in islice(os.scandir(path), _COUNTED) if one.is_file())
+    except OSError:
+        return ""
+    if not images or any(one.is_file() for one in visible):
+        return ""
+    return f"{len(classes):,} class{'es' if len(classes) > 1 else ''}, {images:,} images"
 
 
 def _collection_name(path: Path) -> str:

@@ -33,6 +33,15 @@ def is_ignored(name: str) -> bool:
     return name.startswith(".") or name in _DESKTOP_FILES
 
 
+OWN = ".sfumato"
+"""The name of a file that marks a folder of the program's own, which is no class."""
+
+
+def is_own(folder: str) -> bool:
+    """Whether the program writes into this folder."""
+    return os.path.exists(os.path.join(folder, OWN))
+
+
 def real_path(root: str, path: str) -> str:
     """The real path of ``path``; a link that leads out of ``root`` is refused."""
     real, real_root = os.path.realpath(path), os.path.realpath(root)
@@ -245,7 +254,7 @@ class Folder(ListedSource):
 def _folders(root: Path) -> list[str]:
     """The names of the folders in ``root``."""
     with os.scandir(root) as entries:
-        return [entry.name for entry in entries if not is_ignored(entry.name) and entry.is_dir()]
+        return [one.name for one in entries if not is_ignored(one.name) and one.is_dir() and not is_own(one.path)]
 
 
 def _loose(root: Path) -> list[str]:
