@@ -17,6 +17,7 @@ from sfumato.methods.parts.time_budget import cpu_settings, settings_for_minutes
 from sfumato.networks.features import ScatteringClassifier
 from sfumato.privacy import Budget, Ledger, NoGuarantee, Plan, PrivateRecords, Randomness
 from sfumato.training.checkpoint import FolderCheckpoint
+from steady_machine import steady_machine
 
 BUDGET = Budget(3.0, 1e-5)
 SMALL = DPDiffusion.small()
@@ -216,7 +217,8 @@ def test_on_a_cpu_the_networks_are_narrow_unless_a_size_was_chosen() -> None:
 
 
 @pytest.mark.long
-def test_more_minutes_mean_more_work_and_too_few_are_refused() -> None:
+def test_more_minutes_mean_more_work_and_too_few_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    steady_machine(monkeypatch)
     size = {"shape": (1, 28, 28), "classes": 2, "images": 500}
     method = replace(SMALL, warm_start="none", teacher_steps=40)
     short = settings_for_minutes(method, minutes=0.5, **size)
