@@ -143,6 +143,7 @@ class StopAt:
             raise KeyboardInterrupt
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_does_not_train_on_public_images_again(tmp_path: Path) -> None:
     method = replace(SMALL, steps=4)
     folder, first, second = tmp_path / "checkpoint", StopAt(2), StopAt(9)
