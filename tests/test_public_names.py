@@ -52,6 +52,7 @@ EXAMPLES = sorted(
 )
 
 
+@pytest.mark.long
 def test_examples_run() -> None:
     found = {name: doctest.testmod(importlib.import_module(name)) for name in EXAMPLES}
     assert len(found) > 20 and not {name: result for name, result in found.items() if result.failed}

@@ -70,6 +70,7 @@ def of(check: str) -> list[Detection]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the guard ends a loss's thread
 @pytest.mark.parametrize("form", [pytest.param("direct", marks=pytest.mark.long), "in a helper"])
 @pytest.mark.parametrize("check", ["guard", "probe"])
 def test_guard_and_probe_refuse_what_they_should(check: str, form: str) -> None:

@@ -54,6 +54,7 @@ def test_replay_says_by_its_status_whether_something_was_found() -> None:
     assert status == 1 and json.loads(text)["movement"]["train / gradient"] > 1.4
 
 
+@pytest.mark.long
 def test_replay_takes_a_users_own_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine_to_audit.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)

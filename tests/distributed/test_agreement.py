@@ -20,6 +20,7 @@ from sfumato.privacy.distributed import ProcessesDiffer, RankLost
 from sfumato.training.distributed import meet
 
 
+@pytest.mark.long
 def test_other_records_or_another_budget_in_one_process_are_refused_by_all(tmp_path: Path) -> None:
     first, second = run_task("disagreement", 2, tmp_path / "two")
     assert first == second
@@ -61,6 +62,7 @@ def test_gpus_in_some_processes_alone_are_refused() -> None:
         meet(store, 0, 2, "nccl")
 
 
+@pytest.mark.long
 def test_only_the_first_process_needs_to_see_the_ledger_and_the_key(tmp_path: Path) -> None:
     machines = [tmp_path / "first", tmp_path / "second"]
     for machine in machines:
@@ -94,6 +96,7 @@ def test_only_the_first_process_needs_to_see_the_ledger_and_the_key(tmp_path: Pa
     assert sorted(path.name for path in machines[1].iterdir()) == ["data.npz"]
 
 
+@pytest.mark.long
 def test_a_command_that_is_not_divided_is_not_run_several_times(tmp_path: Path) -> None:
     given = {**environment(0, 2, 0), "TORCHELASTIC_RUN_ID": "one"}
     words = [sys.executable, "-m", "sfumato", "tune", str(tmp_path / "data.npz"), "--out", str(tmp_path / "run")]

@@ -15,15 +15,10 @@ from sfumato.privacy import PrivateRecords
 from sfumato.privacy.distributed import World
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("task", "sizes"),
-    [
-        ("one-method", (2,)),
-        pytest.param("small-cases", (4,), marks=pytest.mark.long),
-        pytest.param("features", (3,), marks=pytest.mark.long),
-        pytest.param("many-features", (3,), marks=pytest.mark.long),
-        pytest.param("every-method", (2, 3, 4), marks=pytest.mark.long),
-    ],
+    [("small-cases", (4,)), ("features", (3,)), ("many-features", (3,)), ("every-method", (2, 3, 4))],
 )
 def test_the_release_does_not_depend_on_the_number_of_processes(
     task: str, sizes: tuple[int, ...], tmp_path: Path
@@ -35,6 +30,7 @@ def test_the_release_does_not_depend_on_the_number_of_processes(
             assert {name for name in alone if found[name] != alone[name]} == set()
 
 
+@pytest.mark.long
 def test_processes_wait_for_one_that_reads_for_long(tmp_path: Path) -> None:
     assert [found["made"] for found in run_task("in-turn", 2, tmp_path / "two")] == ["made by 0", "made by 1"]
 

@@ -54,6 +54,7 @@ def test_a_killed_process_ends_the_others_and_fewer_go_on(
     assert sum(event.steps for event in release.card.events if event.name == "training") == STEPS
 
 
+@pytest.mark.long
 def test_what_one_process_cannot_read_ends_the_others(tmp_path: Path) -> None:
     (tmp_path / "data.npz").write_bytes(b"PK\x03\x04 and no more")
     (first, said), (second, lost) = finish(

@@ -61,11 +61,6 @@ def every_method(world: World) -> dict[str, Any]:
     return found
 
 
-def one_method(world: World) -> dict[str, Any]:
-    """Gradients of three records: one process has two of them, the other one."""
-    return {"three records": fitted(find("dp-vae").small(), few(3))}
-
-
 def small_cases(world: World) -> dict[str, Any]:
     """Few records: with four processes at least one has none, and most batches are empty."""
     method = find("dp-vae").small()
@@ -220,7 +215,6 @@ class _Scaled(torch.nn.Module):
 
 
 TASKS: dict[str, Callable[[World], dict[str, Any]]] = {
-    "one-method": one_method,
     "every-method": every_method,
     "small-cases": small_cases,
     "audit": audit,

@@ -142,6 +142,7 @@ def test_several_sets_are_independent_generators_with_one_classifier_each() -> N
         evaluate([sets[0], blocks(30, seed=2)], blocks(60, seed=4), blocks(45, seed=5), with_inception=False)
 
 
+@pytest.mark.long
 def test_inception_numbers_are_finite_on_collapsed_samples_and_cached(tmp_path: Path) -> None:
     one = blocks(1, seed=0)
     collapsed = Images(np.repeat(one.pixels, 30, axis=0), np.repeat(one.labels, 30), CLASSES)

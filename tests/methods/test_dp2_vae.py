@@ -44,6 +44,7 @@ def test_the_cost_of_shards_is_that_of_turning_a_vector_around() -> None:
     assert not accountant_check(plan.events, delta=1e-2, draws=20_000, seed=0).flagged
 
 
+@pytest.mark.long
 def test_canaries_find_nothing_in_shards() -> None:
     method = replace(DP2VAE.small("shard"), shards=10, width=8)
     audit = white_box(method, worst_case_images(), budget=Budget(3.0, 1e-5), canaries=200, seed=1)
@@ -94,7 +95,7 @@ def published(**changes: object) -> Replay:
     return replay(method, witness(), budget=NoGuarantee(), units=[59])
 
 
-@pytest.mark.parametrize("pretraining", [0, 20])
+@pytest.mark.parametrize("pretraining", [0, pytest.param(20, marks=pytest.mark.long)])
 def test_a_shared_encoder_moves_far_more_than_the_paper_claims(pretraining: int) -> None:
     result = published(pretraining_steps=pretraining)
     assert result.movement["decoder / decoder"] > 5
@@ -124,6 +125,7 @@ def test_stacked_weights_are_fresh_and_in_range() -> None:
     assert weights.abs().max() <= layer.weight.abs().max()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", ["record", "shard"])
 def test_a_decoder_for_each_class_meets_no_other_record(variant: str) -> None:
     """Which labels the other records of a pass have decides nothing, not even a shape."""
@@ -154,9 +156,8 @@ def test_a_prior_is_learned_where_enough_is_known() -> None:
     assert torch.allclose(drawn.T.cov(), covariance, atol=0.1)
 
 
-@pytest.mark.parametrize(
-    ("variant", "steps", "right"), [("record", 40, 0.9), pytest.param("shard", 80, 0.65, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("variant", "steps", "right"), [("record", 40, 0.9), ("shard", 80, 0.65)])
 def test_it_learns_what_the_classes_look_like(variant: str, steps: int, right: float) -> None:
     pixels, labels = squares(600)
     method = DP2VAE(

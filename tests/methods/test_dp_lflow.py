@@ -48,6 +48,7 @@ def test_noise_that_the_paper_does_not_give_is_refused() -> None:
         DPLFlow(variant="published", claimed_epsilon=3.0)
 
 
+@pytest.mark.long
 def test_noise_on_the_code_belongs_to_its_record() -> None:
     method = replace(DPLFlow.small(), latent_noise=0.5, draws=2)
     result = replay(method, worst_case_images(), budget=Budget(3.0, 1e-5), pairs=3)
@@ -71,6 +72,7 @@ def test_a_record_moves_its_own_class_only() -> None:
     assert isinstance(DPLFlow.small("conditional").build((1, 28, 28), 3).generator, LatentFlow)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("variant", "right"), [("certified", 0.9), ("conditional", 0.75)])
 def test_it_learns_what_the_classes_look_like_and_how_likely_an_image_is(variant: str, right: float) -> None:
     pixels, labels = squares(1000)

@@ -74,6 +74,7 @@ def test_the_aggregate_averages_answers_and_forgets_when_told() -> None:
     torch.testing.assert_close(fading.means[0, 0], torch.tensor((2.0 * 0.5 + 4.0) / 0.1 / 1.5 / 100))
 
 
+@pytest.mark.long
 def test_it_learns_which_way_the_bars_lie() -> None:
     method = DPAF(
         width=4,
@@ -113,15 +114,20 @@ def test_a_records_gradient_depends_on_its_own_features_and_direction() -> None:
         {"conv1": "pretrained", "classifier_steps": 2, "classifier_sampling_rate": 0.6},
         {"conv1": "separate", "compression": 0.9},
         {"conv1": "joint", "compression": 0.2, "quantise": True},
-        {"matching_weight": 0.0, "activation": "tanh", "split": "C1-C2-x"},
-        {
-            "adversarial_weight": 0.0,
-            "asymmetry": 2,
-            "discriminator_steps": 2,
-            "aggregate_decay": 0.5,
-            "label_plane": False,
-        },
-        {"gradient_share": 0.0, "adversarial_weight": 0.0, "sampling_rate": 1.0, "steps": 1},
+        *(
+            pytest.param(knobs, marks=pytest.mark.long)
+            for knobs in (
+                {"matching_weight": 0.0, "activation": "tanh", "split": "C1-C2-x"},
+                {
+                    "adversarial_weight": 0.0,
+                    "asymmetry": 2,
+                    "discriminator_steps": 2,
+                    "aggregate_decay": 0.5,
+                    "label_plane": False,
+                },
+                {"gradient_share": 0.0, "adversarial_weight": 0.0, "sampling_rate": 1.0, "steps": 1},
+            )
+        ),
     ],
 )
 def test_replay_finds_nothing_whatever_the_knobs(knobs: dict[str, object]) -> None:
@@ -131,7 +137,7 @@ def test_replay_finds_nothing_whatever_the_knobs(knobs: dict[str, object]) -> No
     assert all(value > 0.5 for value in result.movement.values())
 
 
-@pytest.mark.parametrize("transfer", ["discriminator", "both"])
+@pytest.mark.parametrize("transfer", [pytest.param("discriminator", marks=pytest.mark.long), "both"])
 def test_public_images_are_a_start(transfer: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     np.savez(

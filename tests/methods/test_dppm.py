@@ -203,6 +203,7 @@ def test_sliced_loss_is_the_formula(line: str, all_directions: bool) -> None:
     assert not torch.equal(difference, found)
 
 
+@pytest.mark.long
 def test_the_start_knows_means_and_counts_and_covariances() -> None:
     method = replace(
         DPPM.small(), sampling_rate=0.5, mean_clip_rms=1.0, sigma_data=0.9, frequencies=6, learning_rate=0.0
@@ -217,6 +218,7 @@ def test_the_start_knows_means_and_counts_and_covariances() -> None:
     assert float(gaussians.variances.max()) < 0.2 < method.sigma_data**2
 
 
+@pytest.mark.long
 def test_the_label_filter_tells_upright_from_lying_and_rejects_the_rest() -> None:
     method = replace(DPPM.small(), sampling_rate=0.5, filter_steps=20, max_rejections=5)
     release = method.fit(digits(200), Budget(100.0, 1e-5), seed=0)
@@ -231,6 +233,7 @@ def test_the_label_filter_tells_upright_from_lying_and_rejects_the_rest() -> Non
     assert agreed[1] > agreed[0] or agreed[0] == 1.0
 
 
+@pytest.mark.long
 def test_training_lowers_the_loss_and_the_average_follows() -> None:
     options = {"filter_steps": 0, "covariance_noise": 0.0, "mean_noise": 1000.0}
     method = replace(DPPM.small(), steps=40, learning_rate=0.01, clip_norm=0.1, ema_decay=0.8, **options)  # type: ignore[arg-type]

@@ -89,6 +89,7 @@ def test_one_unit_can_reverse_the_vector_of_its_shard() -> None:
     assert result.vacuous(0.9) == []
 
 
+@pytest.mark.long
 def test_it_learns_what_the_classes_look_like() -> None:
     pixels, labels = squares(200)
     method = GSWGAN(

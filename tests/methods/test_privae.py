@@ -72,7 +72,7 @@ def test_one_record_turns_the_gradient_of_the_other_in_a_coupled_batch() -> None
     assert result.movement["training / gradient"] > 0.7
 
 
-@pytest.mark.parametrize("variant", ["linearised", "grouped"])
+@pytest.mark.parametrize("variant", ["linearised", pytest.param("grouped", marks=pytest.mark.long)])
 def test_the_forward_divergence_keeps_the_rules_too(variant: str) -> None:
     method = replace(PRIVAE.small(variant), prior="corners", divergence="kl", likelihood="normal", draws=2)
     result = replay(method, worst_case_images(size=8), budget=Budget(3.0, 1e-5), pairs=5)

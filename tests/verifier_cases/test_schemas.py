@@ -26,7 +26,14 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("case", ["gs-wgan certified", "lineage elsewhere", "tuned", "second run on the ledger"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "lineage elsewhere",
+        "second run on the ledger",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("gs-wgan certified", "tuned")),
+    ],
+)
 def test_what_is_written_fits(tmp_path: Path, case: str) -> None:
     folder = made(case, tmp_path / "run")
     card = json.loads((folder / "release" / "card.json").read_text())

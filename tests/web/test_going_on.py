@@ -135,6 +135,7 @@ def test_nothing_is_left_out_that_nobody_has_ticked(server: Live) -> None:
     assert not [word for word in job.commands[-2] if word.startswith(("--skip-bad", "--no-labels", "--missing-labels"))]
 
 
+@pytest.mark.long
 def test_a_worker_says_how_many_commands_have_ended_well(tmp_path: Path) -> None:
     with live(tmp_path) as server:
         jobs = jobs_of(server)
