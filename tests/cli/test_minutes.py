@@ -13,6 +13,7 @@ from sfumato.data import Images
 from sfumato.methods.dp_diffusion import DPDiffusion
 from sfumato.methods.dp_merf import DPMERF
 from sfumato.training.run import Run
+from steady_machine import steady_machine
 
 IMAGES = Images(pixels=np.zeros((4, 1, 28, 28), np.uint8), labels=np.array([0, 1, 0, 1]), classes=("a", "b"))
 
@@ -34,7 +35,10 @@ def test_a_resumed_run_keeps_the_settings_that_it_began_with(tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_it_says_how_long_the_training_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_how_long_the_training_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steady_machine(monkeypatch)
     options = {"declared_size": 500, "device": "cpu", "run": Run(tmp_path / "run"), "resume": False}
     found = for_minutes(DPDiffusion(), 10.0, IMAGES, **options)
     assert isinstance(found, DPDiffusion) and found.steps >= 80 and found.width == 16

@@ -17,6 +17,7 @@ from sfumato.methods.parts.time_budget import cpu_settings, settings_for_minutes
 from sfumato.networks.features import ScatteringClassifier
 from sfumato.privacy import Budget, Ledger, NoGuarantee, Plan, PrivateRecords, Randomness
 from sfumato.training.checkpoint import FolderCheckpoint
+from steady_machine import steady_machine
 
 BUDGET = Budget(3.0, 1e-5)
 SMALL = DPDiffusion.small()
@@ -142,6 +143,7 @@ class StopAt:
             raise KeyboardInterrupt
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_does_not_train_on_public_images_again(tmp_path: Path) -> None:
     method = replace(SMALL, steps=4)
     folder, first, second = tmp_path / "checkpoint", StopAt(2), StopAt(9)
@@ -216,7 +218,8 @@ def test_on_a_cpu_the_networks_are_narrow_unless_a_size_was_chosen() -> None:
 
 
 @pytest.mark.long
-def test_more_minutes_mean_more_work_and_too_few_are_refused() -> None:
+def test_more_minutes_mean_more_work_and_too_few_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    steady_machine(monkeypatch)
     size = {"shape": (1, 28, 28), "classes": 2, "images": 500}
     method = replace(SMALL, warm_start="none", teacher_steps=40)
     short = settings_for_minutes(method, minutes=0.5, **size)

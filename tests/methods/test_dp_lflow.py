@@ -48,6 +48,7 @@ def test_noise_that_the_paper_does_not_give_is_refused() -> None:
         DPLFlow(variant="published", claimed_epsilon=3.0)
 
 
+@pytest.mark.long
 def test_noise_on_the_code_belongs_to_its_record() -> None:
     method = replace(DPLFlow.small(), latent_noise=0.5, draws=2)
     result = replay(method, worst_case_images(), budget=Budget(3.0, 1e-5), pairs=3)
