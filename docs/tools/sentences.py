@@ -26,8 +26,9 @@ from sfumato.experiments.datasets import datasets
 from sfumato.experiments.papers.entries import find as find_entry
 from sfumato.experiments.results import ResultRow, load_results
 from sfumato.methods import find
+from sfumato.networks.edm import heun
 from sfumato.networks.generators import Critic
-from sfumato.networks.score import hamiltonian, heun
+from sfumato.networks.score import hamiltonian
 from sfumato.planning.costs import training_seconds
 from sfumato.planning.expected_use import PublicFacts, Use, expected_share, signal_to_noise, table_rows
 from sfumato.planning.plan import choose_method

@@ -15,7 +15,8 @@ from sfumato.audit.replay import replay
 from sfumato.methods.dppm import DPPM
 from sfumato.methods.parts.score_sampling import randomised_response, sliced_loss
 from sfumato.methods.published.dppm import DPPMPublished
-from sfumato.networks.score import ScoreNetwork, hamiltonian, heun, karras_sigmas, momenta
+from sfumato.networks.edm import heun
+from sfumato.networks.score import ScoreNetwork, hamiltonian, karras_sigmas, momenta
 from sfumato.privacy import Budget, BudgetExceeded, NoGuarantee, PrivateRecords, Randomness
 from sfumato.privacy.gradients import Batch, Performance, clipped_sum
 

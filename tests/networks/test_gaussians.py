@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from sfumato.networks.gaussians import ClassGaussians
+from sfumato.networks.mixture import ClassGaussians
 
 
 def known(shape: tuple[int, int, int] = (1, 6, 5)) -> tuple[ClassGaussians, Tensor]:

@@ -17,8 +17,7 @@ import uvicorn
 
 from sfumato.web.security import Access
 from sfumato.web.server import HOST, application, server_config
-from sfumato.web.transfers import Limits
-from sfumato.web.workspace import Workspace
+from sfumato.web.workspace import Limits, Workspace
 
 
 @dataclass(frozen=True)

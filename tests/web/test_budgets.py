@@ -17,7 +17,7 @@ from sfumato.data import read
 from sfumato.planning.expected_use import PublicFacts
 from sfumato.planning.plan import choose_method, plan_all
 from sfumato.privacy import Block, Budget, Ledger, SubsampledGaussian
-from sfumato.web.choices import EPSILONS
+from sfumato.web.commands import EPSILONS
 from sfumato.web.workspace import Workspace
 from web.live import Live, live
 from web.still import FOUND, finish, inspected, jobs_of, ledger_at, planned, started, without_workers

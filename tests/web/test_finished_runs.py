@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from cli.commands import run_here
-from sfumato.web.transfers import zipped
-from sfumato.web.workspace import Workspace
+from sfumato.web.workspace import Workspace, zipped
 from web.live import Live, live
 from web.served import SMALL, write_digits
 from web.still import jobs_of, ledger_at, without_workers

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from sfumato.cli.console import ProgressFile
-from sfumato.web.choices import Choices, method_options, run_name
-from sfumato.web.commands import resumed, train
+from sfumato.web.commands import Choices, method_options, resumed, run_name, train
 from sfumato.web.jobs import Jobs, Process
 from sfumato.web.workspace import Refused, Workspace
 

@@ -14,8 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from sfumato.files import private_folder, write_json
-from sfumato.web.transfers import MEBIBYTE, Limits
-from sfumato.web.workspace import Workspace
+from sfumato.web.workspace import MEBIBYTE, Limits, Workspace
 from web.live import Live, live
 
 LIMITS = Limits(bytes=2 * MEBIBYTE, unpacked=4 * MEBIBYTE, ratio=50, files=20)

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from sfumato.cli.audit import audit_app
-from sfumato.cli.card import card
 from sfumato.cli.console import reset_flags, use_quiet, use_traceback, wants_traceback
 from sfumato.cli.demo import demo
 from sfumato.cli.evaluate import evaluate_command
@@ -20,7 +19,7 @@ from sfumato.cli.inspect import cache, inspect
 from sfumato.cli.ledger import ledger
 from sfumato.cli.options import expanded
 from sfumato.cli.plan import methods, plan
-from sfumato.cli.release import preview_command, report_command, sample
+from sfumato.cli.release import card, preview_command, report_command, sample
 from sfumato.cli.train import train
 from sfumato.cli.tune import tune
 from sfumato.cli.web import web

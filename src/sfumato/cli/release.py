@@ -1,7 +1,8 @@
-"""``sfumato sample``, ``preview`` and ``report``: images and pages of a release, and images of a training under way."""
+"""``sfumato sample``, ``preview``, ``report`` and ``card``: what a release or a training under way shows."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -155,3 +156,33 @@ def report_command(
     if findings:
         errors.print("The release scan found what may not leave; public.html was not written.", style="red")
         raise typer.Exit(1)
+
+
+def card(
+    release: ReleasePath,
+    *,
+    registry: Annotated[
+        bool, typer.Option("--registry", help="Print a tier-3 entry (YAML) for the DP Deployments Registry.")
+    ] = False,
+    curator: Annotated[str, typer.Option(help="With --registry: who holds the collection.")] = "",
+    region: Annotated[str, typer.Option(help="With --registry: the region, such as Europe.")] = "",
+    sector: Annotated[str, typer.Option(help="With --registry: the sector, such as Health.")] = "",
+    intended_use: Annotated[str, typer.Option(help="With --registry: what the images are meant for.")] = "",
+    justification: Annotated[str, typer.Option(help="With --registry: why ε and the unit are what they are.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Print what a release says about each layer of NIST SP 800-226, or its entry for the DP Deployments Registry."""
+    from sfumato.release.card import Card
+    from sfumato.release.registry import Stated, nist_layers, registry_entry, yaml_text
+    from sfumato.training.run import release_folder
+
+    found = Card.from_json(json.loads((release_folder(release) / "card.json").read_text(encoding="utf-8")))
+    stated = Stated(curator, region, sector, intended_use, justification)
+    if not registry:
+        layers = nist_layers(found)
+        return print_json(layers) if as_json else say("\n".join(f"{name}: {text}" for name, text in layers.items()))
+    if missing := [name for name, text in vars(stated).items() if not text.strip()]:
+        options = ", ".join("--" + name.replace("_", "-") for name in missing)
+        raise ValueError(f"no ledger knows what these say, and the registry asks for it: {options}")
+    entry = registry_entry(found, stated)
+    return print_json(entry) if as_json else say(yaml_text(entry).rstrip())

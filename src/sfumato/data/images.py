@@ -167,7 +167,6 @@ class PublicImages(Images):
     """Images that need no protection: synthetic ones, or a public collection."""
 
     def __len__(self) -> int:
-        """The number of images."""
         return len(self.pixels)
 
     @classmethod

@@ -145,7 +145,6 @@ class _Process:
             raise kind(error["rule"], advice=error["advice"], detail=error["detail"])
 
     def close(self) -> None:
-        """End the process."""
         self._process.kill()
         self._process.wait()
 

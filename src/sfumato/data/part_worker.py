@@ -33,7 +33,6 @@ class PartRows:
         self.shape: tuple[int, ...] | None = None
 
     def add(self, pixels: np.ndarray, *, label: int, person: int | str | None) -> None:
-        """Keep one row."""
         self.shape = pixels.shape
         self._pixels.write(pixels.tobytes())
         self._labels.write(np.int64(label).tobytes())

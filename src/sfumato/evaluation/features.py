@@ -249,7 +249,6 @@ class ClassFeatures(nn.Module):
         self.head = nn.Linear(CLASS_DIMENSION, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features of uint8 images."""
         values = images.float().div(255.0).contiguous(memory_format=torch.channels_last)
         features: Tensor = self.body(values)
         return features

@@ -120,7 +120,6 @@ class ClassAccuracy:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of ``to_json``."""
         return cls(data["class"], data["mean"], data["std"])
 
 
@@ -183,7 +182,6 @@ class Measurement:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of ``to_json``."""
         per_class, worst, features = data["per_class"], data["worst_class"], data["features"]
         changed: dict[str, Any] = {
             "values": tuple(data["values"]),
@@ -287,7 +285,6 @@ class EvaluationResult:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of ``to_json``."""
         found = data["internal"].get("memorisation")
         protocol, counts = data["protocol"], data["counts"]
         return cls(

@@ -125,7 +125,6 @@ class ResultSet:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> ResultSet:
-        """The inverse of ``to_json``."""
         if content.get("format") != FORMAT:
             raise ValueError(f"not a result file of format {FORMAT}: it has {content.get('format')!r}")
         given = {key: value for key, value in content.items() if key not in ("notice", "format")}

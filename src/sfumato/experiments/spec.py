@@ -175,7 +175,6 @@ class VariantSpec:
     trainings: int | None = None
 
     def on(self, dataset: str, name: str) -> SamplingVariant:
-        """The variant for a dataset."""
         return SamplingVariant(name, {**self.parameters, **self.parameters_on.get(dataset, {})})
 
 
@@ -225,7 +224,6 @@ class ExperimentSpec:
         return ", ".join([self.name, *(f"{key} {value}" for key, value in case.items())])
 
     def configured(self, case: Mapping[str, Any]) -> Method:
-        """The method of a case."""
         from sfumato.methods import find
 
         return find(self.method).configured({**self.parameters, **case})

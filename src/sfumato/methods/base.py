@@ -95,7 +95,6 @@ class Method(ABC):
     variant: str = "certified"
 
     def __post_init__(self) -> None:
-        """Check the variant."""
         if self.variant == "certified":
             object.__setattr__(self, "variant", next(iter(self.variants)))
         if self.variant not in self.variants:

@@ -89,14 +89,12 @@ class DP2VAE(Method):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         check_choices(self, _CHOICES)
         check_ema_decay(self.ema_decay)
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        """The smallest configuration, for tests and audits."""
         return cls(
             variant=variant,
             sampling_rate=0.8 if variant == "shard" else 0.6,
@@ -140,7 +138,6 @@ class DP2VAE(Method):
         )
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
-        """Train the decoder, then fit the prior over codes."""
         model, average = (self.build(curator.shape, len(curator.classes)).to(curator.device) for _ in range(2))
         average.load_state_dict(model.state_dict())
         average.requires_grad_(False)
@@ -263,7 +260,6 @@ class DP2VAE(Method):
         return bernoulli_nll(model(code, labels), images)
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        """Images of codes from the prior."""
         if not isinstance(model, LatentGenerator):
             raise TypeError(f"a decoder with a prior is needed, not {type(model).__name__}")
         return torch.sigmoid(decoder_for(model.decoder, labels)(model.draw(labels, temperature=self.temperature)))

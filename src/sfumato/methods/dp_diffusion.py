@@ -22,7 +22,7 @@ from sfumato.methods.parts.warm_start import (
     latent_method,
     public_images,
 )
-from sfumato.networks.edm import Denoiser, UNet, half_precision, log_normal_sigma, stochastic_heun
+from sfumato.networks.edm import Denoiser, UNet, half_precision, heun, log_normal_sigma
 from sfumato.networks.features import ScatteringClassifier
 from sfumato.networks.score import karras_sigmas
 from sfumato.privacy import AnyBudget, Block, Budget, Counts, Curator, Draws, Plan, SubsampledGaussian
@@ -291,5 +291,5 @@ class DPDiffusion(Method):
 
         sigmas = karras_sigmas(self.sampling_steps, sigma_max=self.sigma_max, sigma_min=self.sigma_min, rho=self.rho)
         noise = self.sigma_max * torch.randn(len(labels), *denoiser.net.shape, device=labels.device)
-        images = stochastic_heun(denoise, noise, sigmas, churn=self.churn)
+        images = heun(denoise, noise, sigmas, churn=self.churn)
         return ((images + 1.0) / 2.0).clamp(0.0, 1.0)

@@ -48,7 +48,6 @@ class LatentFlow(nn.Module):
         self.flow = RealNVP(latent_dim, couplings=couplings, hidden=hidden, labels=labels)
 
     def draw(self, labels: Tensor, *, temperature: float) -> Tensor:
-        """An image for each label, with torch's global generator."""
         weight = self.autoencoder.decode_first.weight
         normal = torch.randn(len(labels), self.flow.dimensions, device=weight.device, dtype=weight.dtype)
         return torch.sigmoid(self.autoencoder.decode(self.flow.inverse(temperature * normal, labels)))
@@ -123,7 +122,6 @@ class DPLFlow(Method):
     sharpness: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         if self.claimed_epsilon not in _CLAIMED_NOISE:
             known = " and ".join(f"{claim:g}" for claim in sorted(_CLAIMED_NOISE))
@@ -132,7 +130,6 @@ class DPLFlow(Method):
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        """The smallest configuration, for tests and audits."""
         # Where the noise is fixed, sampling rate and steps determine the cost: ε 2.3.
         sampling_rate, steps = (0.9, 3) if variant == "published" else (0.6, 2)
         sizes = {"latent_dim": 4, "width": 2, "couplings": 1, "hidden": 4}

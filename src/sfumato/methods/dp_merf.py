@@ -48,7 +48,6 @@ class DPMERF(Method):
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        """The smallest configuration, for tests and audits."""
         return cls(variant=variant, features=64, width=2, iterations=5, batch_size=20, count_noise=5.0)
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
@@ -59,7 +58,6 @@ class DPMERF(Method):
         )
 
     def build(self, shape: Shape, classes: int) -> ConvGenerator:
-        """The generator."""
         return ConvGenerator(shape, classes, latent_dim=self.latent_dim, width=self.width)
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts]:
@@ -91,6 +89,5 @@ class DPMERF(Method):
         return model, counts
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        """Images of the generator."""
         images: Tensor = model(labels)
         return images

@@ -73,7 +73,6 @@ class DPMixture(Method):
     """Public ones, on which the tone and the teacher's directions are fitted."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         check_choices(self, {"relabelling": LABELS})
         for name in ("frequencies", "directions", "centres", "rounds", "samples", "mean_share", "direction_share"):
@@ -84,7 +83,6 @@ class DPMixture(Method):
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        """The smallest configuration, for tests and audits."""
         sizes = {"frequencies": 4.0, "directions": 5, "centres": 2, "rounds": 2, "teacher_directions": 6, "samples": 20}
         return cls(variant=variant, max_rejections=1, **sizes)  # type: ignore[arg-type]
 
@@ -143,7 +141,6 @@ class DPMixture(Method):
         return model, counts
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        """Images of the mixture, finished."""
         model = _finished(model)
         mixture = _mixture(model)
         return finish(

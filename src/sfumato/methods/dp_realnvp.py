@@ -24,7 +24,6 @@ class PixelFlow(nn.Module):
     """A flow between the logits of pixels in 0..1 and a standard normal distribution, conditional on the label."""
 
     def __init__(self, shape: Shape, *, couplings: int, hidden: int, labels: int) -> None:
-        """Build the flow."""
         super().__init__()
         self.shape = shape
         self.flow = RealNVP(torch.Size(shape).numel(), couplings=couplings, hidden=hidden, labels=labels)
@@ -34,7 +33,6 @@ class PixelFlow(nn.Module):
         return self.flow.log_density(torch.logit(_MARGIN + (1 - 2 * _MARGIN) * images.flatten(1)), labels)
 
     def draw(self, labels: Tensor, *, temperature: float) -> Tensor:
-        """An image for each label, with torch's global generator."""
         first = next(self.parameters())
         normal = torch.randn(len(labels), self.flow.dimensions, device=first.device, dtype=first.dtype)
         pixels = torch.sigmoid(self.flow.inverse(temperature * normal, labels)).nan_to_num(nan=0.5)
@@ -71,19 +69,15 @@ class DPRealNVP(Method):
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        """The smallest configuration, for tests and audits."""
         return cls(variant=variant, sampling_rate=0.6, steps=2, couplings=2, hidden=4, clip_norm=0.01)
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
-        """The gradients."""
         return (SubsampledGaussian(_TRAIN, (Block(_GRADIENT),), sampling_rate=self.sampling_rate, steps=self.steps),)
 
     def build(self, shape: Shape, classes: int) -> PixelFlow:
-        """The flow."""
         return PixelFlow(shape, couplings=self.couplings, hidden=self.hidden, labels=classes)
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
-        """DP-SGD with Adam."""
         model = self.build(curator.shape, len(curator.classes)).to(curator.device)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         for step in curator.steps(_TRAIN, keep={"model": model, "optimizer": optimizer}):
@@ -98,7 +92,6 @@ class DPRealNVP(Method):
         return -model.log_density(dequantised, labels) / model.flow.dimensions
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        """Images by the inverse flow."""
         if not isinstance(model, PixelFlow):
             raise TypeError(f"a flow on pixels is needed, not {type(model).__name__}")
         return model.draw(labels, temperature=self.temperature)

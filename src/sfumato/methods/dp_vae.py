@@ -24,7 +24,6 @@ class ConditionalVAE(Autoencoder):
     """An autoencoder whose encoder also gives the standard deviation of the code and whose decoder sees the label."""
 
     def __init__(self, shape: Shape, *, latent_dim: int, width: int, labels: int) -> None:
-        """Build the layers."""
         super().__init__(shape, latent_dim=latent_dim, width=width)
         self.latent_dim, self.labels = latent_dim, labels
         flat = math.prod(self.seed)
@@ -40,7 +39,6 @@ class ConditionalVAE(Autoencoder):
         return bernoulli_nll(logits, images) + kl
 
     def decode_for(self, code: Tensor, labels: Tensor) -> Tensor:
-        """Logits of the pixels."""
         return self.decode(torch.cat([code, one_hot(labels, self.labels, code)], dim=1))
 
 
@@ -71,27 +69,22 @@ class DPVAE(Method):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         check_ema_decay(self.ema_decay)
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        """The smallest configuration, for tests and audits."""
         sizes = {"steps": 2, "latent_dim": 3, "width": 2}
         return cls(variant=variant, sampling_rate=0.6, clip_norm=0.01, ema_decay=0.5, **sizes)
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
-        """The gradients."""
         gradient = (Block(_GRADIENT),)
         return (SubsampledGaussian(_TRAIN, gradient, sampling_rate=self.sampling_rate, steps=self.steps),)
 
     def build(self, shape: Shape, classes: int) -> ConditionalVAE:
-        """Encoder and decoder."""
         return ConditionalVAE(shape, latent_dim=self.latent_dim, width=self.width, labels=classes)
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
-        """DP-SGD with Adam."""
         model, average = (self.build(curator.shape, len(curator.classes)).to(curator.device) for _ in range(2))
         average.load_state_dict(model.state_dict())
         average.requires_grad_(False)

@@ -114,7 +114,6 @@ class DPAF(Method):
     transfer: str = "discriminator"
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         check_choices(self, _CHOICES)
         if not 0 <= self.gradient_share < 1:
@@ -133,7 +132,6 @@ class DPAF(Method):
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        """The smallest configuration, for tests and audits."""
         return cls(
             variant=variant,
             width=2,
@@ -172,7 +170,6 @@ class DPAF(Method):
         return SubsampledGaussian(_CLASSIFIER, gradient, sampling_rate=rate, steps=steps), train
 
     def build(self, shape: Shape, classes: int) -> Generator:
-        """The generator."""
         return Generator(shape, classes, latent_dim=self.latent_dim, width=self.generator_width)
 
     def front(self, shape: Shape, classes: int) -> Front:
@@ -194,7 +191,6 @@ class DPAF(Method):
         )
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts]:
-        """Train the generator on the noisy aggregates."""
         classes, device = len(curator.classes), curator.device
         generator = self.build(curator.shape, classes).to(device)
         front = self.front(curator.shape, classes).to(device)
@@ -258,7 +254,6 @@ class DPAF(Method):
             step.noisy_gradient(_GRADIENT, model, loss, clip_norm=self.clip_norm).apply(optimizer)
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        """Images of the generator."""
         images: Tensor = model(labels)
         return images
 
@@ -272,7 +267,6 @@ class _Classifier(nn.Module):
         self.linear = nn.Linear(math.prod(front.sizes[-1]), classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of the classes."""
         maps = self.front.layers(images, torch.zeros(len(images), dtype=torch.int64, device=images.device))[-1]
         logits: Tensor = self.linear(maps.flatten(1))
         return logits

@@ -79,7 +79,6 @@ class DPPM(ScoreSampling):
     bfloat16: bool = False
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         check_choices(self, {"objective": ("denoising", "sliced")})
         check_ema_decay(self.ema_decay)
@@ -90,7 +89,6 @@ class DPPM(ScoreSampling):
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        """The smallest configuration, for tests and audits."""
         return cls(
             variant=variant,
             width=4,

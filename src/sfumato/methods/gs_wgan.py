@@ -35,7 +35,6 @@ class ShardedCritics:
         self.start = parameters_to_vector(critic.parameters())
 
     def __len__(self) -> int:
-        """The number of parameters of one critic."""
         return len(self.start)
 
     def values(self, offsets: Tensor, images: Tensor, labels: Tensor) -> Tensor:
@@ -146,7 +145,6 @@ class GSWGAN(Method):
     count_noise: float = 100.0
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         if min(self.shards, self.fakes, self.critic_steps) < 1 or self.warm_start_rounds < 0:
             raise ValueError("shards, fakes and critic_steps are at least 1, and warm_start_rounds at least 0")
@@ -154,7 +152,6 @@ class GSWGAN(Method):
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        """The smallest configuration, for tests and audits."""
         # Where the noise is fixed, sampling rate, steps and fakes determine the cost: ε 25.
         sampling_rate, fakes = (1.0, 9) if variant == "published" else (0.8, 4)
         sizes = {"shards": 2, "steps": 2, "critic_width": 2, "critic_steps": 1, "latent_dim": 4, "width": 2}
@@ -196,7 +193,6 @@ class GSWGAN(Method):
         return {"epsilon": 10.0, "delta": 1e-5, "by": self.paper}
 
     def build(self, shape: Shape, classes: int) -> Generator:
-        """The generator."""
         return Generator(shape, classes, latent_dim=self.latent_dim, width=self.width)
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts]:
@@ -239,7 +235,6 @@ class GSWGAN(Method):
         return average, counts
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        """Images of the generator."""
         images: Tensor = model(labels)
         return images
 

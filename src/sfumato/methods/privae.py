@@ -104,7 +104,6 @@ class PRIVAE(Method):
     claimed_epsilon: float = 10.0
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         check_choices(self, _CHOICES)
         if self.alpha < 0 or self.beta < 0:
@@ -115,7 +114,6 @@ class PRIVAE(Method):
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        """The smallest configuration, for tests and audits."""
         # Groups and batches of one or two records and a large divergence, so that one unit can turn a vector around.
         sizes = {"micro-aggregation": (0.07, 20, 1), "batch-aggregation": (0.1, 16, 2), "published": (0.9, 3, 30)}
         sampling_rate, steps, batch_size = sizes.get(variant, (0.7, 2, 30))
@@ -160,7 +158,6 @@ class PRIVAE(Method):
         return {"epsilon": self.claimed_epsilon, "delta": _DELTA, "by": self.paper}
 
     def build(self, shape: Shape, classes: int) -> VariationalAutoencoder:
-        """Encoder and decoder."""
         return VariationalAutoencoder(shape, classes, latent_dim=self.latent_dim, hidden=self.hidden, depth=self.depth)
 
     def code_prior(self) -> Prior:
@@ -168,7 +165,6 @@ class PRIVAE(Method):
         return _PRIORS[self.prior](self.latent_dim)
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts]:
-        """Class counts, then the training."""
         counts = curator.noisy_histogram(_COUNTS)
         # B is a public number, or computed from released counts.
         size = float(self.batch_size or max(1.0, self.sampling_rate * counts.total))
@@ -187,7 +183,6 @@ class PRIVAE(Method):
         return ForwardKL(self.code_prior(), floor=max(1e-3, floor))
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        """Images of codes from the prior."""
         if not isinstance(model, VariationalAutoencoder):
             raise TypeError(f"a variational autoencoder is needed, not {type(model).__name__}")
         weight = model.decode_last.weight

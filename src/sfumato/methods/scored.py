@@ -100,7 +100,6 @@ class ScoredMethod(Method):
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        """The smallest configuration, for tests and audits."""
         return cls.of(find("dp-merf").small(), noise=5.0)
 
     @classmethod
@@ -144,7 +143,6 @@ class ScoredMethod(Method):
         return model, counts
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        """Images of the method."""
         return self.method.generate(model.generator, labels)  # type: ignore[arg-type]
 
     def published(self, release: Release) -> Release:

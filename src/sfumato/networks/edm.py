@@ -162,11 +162,11 @@ def log_normal_sigma(quantile: Tensor, *, mean: float, deviation: float) -> Tens
     return torch.exp(mean + deviation * normal)
 
 
-def stochastic_heun(denoise: Denoise, images: Tensor, sigmas: list[float], *, churn: float) -> Tensor:
-    """Algorithm 2: before each step the noise is raised by a factor of 1 + min(churn / steps, √2 - 1).
+def heun(denoise: Denoise, images: Tensor, sigmas: list[float], *, churn: float = 0.0) -> Tensor:
+    """Heun's method, algorithm 2: before each step the noise grows by a factor of 1 + min(churn / steps, √2 - 1).
 
     ``images`` hold noise of the level ``sigmas[0]``. The last step ends at zero, in the clean estimate. Without churn
-    it is the deterministic solver. Fresh noise lets later steps mend the errors of earlier ones.
+    it is the deterministic solver (algorithm 1). Fresh noise lets later steps mend the errors of earlier ones.
     """
     gain = min(churn / len(sigmas), math.sqrt(2.0) - 1.0)
     for sigma, below in zip(sigmas, [*sigmas[1:], 0.0], strict=True):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sfumato.networks.gaussians import ClassGaussians
+from sfumato.networks.mixture import ClassGaussians
 from sfumato.networks.pixels import Shape, one_hot, per_row
 
 _FREQUENCIES = 8
@@ -379,17 +379,4 @@ def hamiltonian(
             accepted = torch.rand_like(gain).log() < gain
             position = torch.where(accepted.view(-1, 1, 1, 1), position, images)
         images = position
-    return images
-
-
-def heun(denoise: Field, images: Tensor, sigmas: list[float]) -> Tensor:
-    """Heun's method for the probability flow (Karras et al., 2022, Algorithm 1), deterministic after the start."""
-    for sigma, next_sigma in zip(sigmas, [*sigmas[1:], 0.0], strict=True):
-        slope = (images - denoise(images, images.new_full((len(images),), sigma))) / sigma
-        proposal = images + (next_sigma - sigma) * slope
-        if next_sigma > 0.0:
-            denoised = denoise(proposal, images.new_full((len(images),), next_sigma))
-            second = (proposal - denoised) / next_sigma
-            proposal = images + (next_sigma - sigma) * (slope + second) / 2
-        images = proposal
     return images

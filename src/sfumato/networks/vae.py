@@ -197,7 +197,6 @@ class Encoder(nn.Module):
         self.last = nn.Linear(channels[-1] * last[0] * last[1] + labels, 2 * latent_dim)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Posteriors of the images."""
         hidden = images
         for layer in self.down:
             hidden = F.leaky_relu(layer(hidden), 0.1)
@@ -264,7 +263,6 @@ class ConvolutionalVAE(nn.Module):
     """Encoder and decoder together. Its forward pass is the loss."""
 
     def __init__(self, encoder: Encoder, decoder: Decoder) -> None:
-        """Join an encoder and a decoder of the same latent space."""
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
 
@@ -339,7 +337,6 @@ class VariationalAutoencoder(nn.Module):
         return Posterior(self.encode_mean(hidden), std)
 
     def decode(self, codes: Tensor, labels: Tensor) -> Tensor:
-        """Logits of the pixels."""
         logits: Tensor = self.decode_last(_through(self.up, self._with(codes, labels)))
         return logits.view(-1, *self.shape)
 

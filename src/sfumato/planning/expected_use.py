@@ -68,7 +68,6 @@ class PublicFacts:
     unit: Unit = "image"
 
     def __post_init__(self) -> None:
-        """Check that everything is positive."""
         if min(self.declared_size, self.size, self.classes, self.channels) < 1:
             raise ValueError("declared_size, size, classes and channels must be at least 1")
         if not (math.isfinite(self.epsilon) and self.epsilon > 0 and 0 < self.delta < 1):

@@ -58,7 +58,6 @@ class MethodPlan:
         return self.gpu_seconds if device.startswith("cuda") else self.cpu_seconds
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready."""
         return asdict(self)
 
 

@@ -18,14 +18,12 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from sfumato.options import AS_IT_IS, ReadingOptions
 from sfumato.web import commands, contents
-from sfumato.web.choices import Choices, Form, export_options, persons_of, reading_of, run_name
-from sfumato.web.contents import review_commands
+from sfumato.web.commands import Choices, Form, export_options, persons_of, reading_of, run_name
+from sfumato.web.contents import check_choices, check_training, new_limit, plan_facts, plans, review_commands
 from sfumato.web.jobs import ACTIVE, FINAL, Job, Jobs
 from sfumato.web.pages import Forms
-from sfumato.web.plans import check_choices, check_training, new_limit, plan_facts, plans
 from sfumato.web.security import UPLOAD
-from sfumato.web.transfers import Limits, collection_in, receive, unpack
-from sfumato.web.workspace import NotThere, Refused, Workspace
+from sfumato.web.workspace import Limits, NotThere, Refused, Workspace, collection_in, receive, unpack
 
 DEVICE = "device"
 JOBS_AT_ONCE = 20

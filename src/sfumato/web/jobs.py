@@ -124,7 +124,6 @@ class Jobs:
         self._workers: list[subprocess.Popen[bytes]] = []
 
     def folder(self, job: str) -> Path:
-        """The folder of a job."""
         return self.workspace.named("jobs", job)
 
     def start(self, kind: str, title: str, commands: Sequence[Sequence[str]], **facts: Unpack[Facts]) -> Job:

@@ -23,14 +23,12 @@ from sfumato.release.pages import page_environment, render
 from sfumato.release.plain_numbers import factor_text, level
 from sfumato.report.pages import TEMPLATES as REPORT_TEMPLATES
 from sfumato.web import commands, contents
-from sfumato.web.choices import EPSILONS, FORMATS, PURPOSES, Choices, Form, proposed_fields, training_fields
-from sfumato.web.contents import review_commands
+from sfumato.web.commands import EPSILONS, FORMATS, PURPOSES, Choices, Form, proposed_fields, training_fields
+from sfumato.web.contents import method_rows, plan_facts, plans, review_commands
 from sfumato.web.jobs import FINAL, Job, Jobs
-from sfumato.web.plans import method_rows, plan_facts, plans
 from sfumato.web.security import DOCUMENT_POLICY
-from sfumato.web.transfers import exports_of
 from sfumato.web.worker import PICTURE
-from sfumato.web.workspace import NotThere, Refused, Workspace, holds, read_json
+from sfumato.web.workspace import NotThere, Refused, Workspace, exports_of, holds, read_json
 
 TEMPLATES = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"

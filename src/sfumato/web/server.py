@@ -18,8 +18,7 @@ from sfumato.web.actions import action_routes
 from sfumato.web.jobs import Jobs
 from sfumato.web.pages import INSIDE, page, page_routes
 from sfumato.web.security import Access, Guard
-from sfumato.web.transfers import Limits, download_routes
-from sfumato.web.workspace import NotThere, Refused, Workspace
+from sfumato.web.workspace import Limits, NotThere, Refused, Workspace, download_routes
 
 HOST = "127.0.0.1"
 

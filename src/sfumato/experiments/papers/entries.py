@@ -265,7 +265,6 @@ class Scale:
 
     @classmethod
     def of(cls, name: str, entry: Entry) -> Scale:
-        """The scale of that name for an entry."""
         if name == "full":
             count = protocol_named(entry.protocol).synthetic_count
             return cls(name, None, count, entry.trainings, None, True)
@@ -314,7 +313,6 @@ class Item:
     remarks: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready."""
         return asdict(self)
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from sfumato.networks.gaussians import ClassGaussians
+from sfumato.networks.mixture import ClassGaussians
 from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
 
 

@@ -24,7 +24,6 @@ class FinishedGenerator(nn.Module):
     agreement: Tensor
 
     def __init__(self, generator: nn.Module, tone: Tone | None, teacher: LinearTeacher | None) -> None:
-        """Join the networks."""
         super().__init__()
         self.generator, self.tone, self.teacher = generator, tone, teacher
         self.register_buffer("agreement", torch.tensor(0.0))

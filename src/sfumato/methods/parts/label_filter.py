@@ -30,7 +30,6 @@ class FilteredGenerator(nn.Module):
     """A generator and the classifier that filters its images, as they are released together."""
 
     def __init__(self, generator: nn.Module, label_filter: LabelFilter) -> None:
-        """Join the two networks."""
         super().__init__()
         self.generator, self.label_filter = generator, label_filter
 

@@ -33,7 +33,6 @@ class LatentGenerator(nn.Module):
     root: Tensor
 
     def __init__(self, decoder: nn.Module, classes: int, latent_dim: int) -> None:
-        """Start from standard normal distributions."""
         super().__init__()
         self.decoder = decoder
         self.register_buffer("mean", torch.zeros(classes, latent_dim))
@@ -109,7 +108,6 @@ class ShardEncoder:
     """The linear encoder of a shard: a thumbnail and the label to a posterior. Its weights are the shard's state."""
 
     def __init__(self, shape: Shape, *, latent_dim: int, classes: int) -> None:
-        """Fix the shape of the weights."""
         self.latent_dim, self.classes = latent_dim, classes
         self.inputs = shape[0] * min(_THUMBNAIL, shape[1]) * min(_THUMBNAIL, shape[2]) + classes + 1
         self.shape = (self.inputs, 2 * latent_dim)

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.func import jvp
 
 from sfumato.methods.base import Method, check_choices
+from sfumato.networks.edm import heun
 from sfumato.networks.pixels import per_row
-from sfumato.networks.score import Momentum, hamiltonian, heun, karras_sigmas
+from sfumato.networks.score import Momentum, hamiltonian, karras_sigmas
 
 DERIVATIVES = ("forward", "difference")
 _DIFFERENCE = 0.03  # of the noise level; smaller steps would lose digits in TF32
@@ -49,7 +50,6 @@ class ScoreSampling(Method):
     derivative: str = "forward"
 
     def __post_init__(self) -> None:
-        """Check the parameters of sampling."""
         super().__post_init__()
         check_choices(
             self,

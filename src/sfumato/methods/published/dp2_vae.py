@@ -17,7 +17,7 @@ from torch.func import functional_call, grad
 
 from sfumato.methods.base import Method, check_choices
 from sfumato.methods.parts.record_posteriors import LatentGenerator
-from sfumato.methods.published.raw_records import RawRecords
+from sfumato.methods.published import RawRecords
 from sfumato.networks.pixels import Shape
 from sfumato.networks.vae import ConvolutionalVAE, Decoder, Encoder, channels_of
 from sfumato.privacy import Block, Budget, Counts, Curator, Plan, SubsampledGaussian
@@ -73,13 +73,11 @@ class DP2VAEPublished(Method):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         check_choices(self, {"encoder_update": ("record", "batch")})
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        """The smallest configuration, for tests and audits."""
         return cls(
             variant=variant,
             latent_dim=3,
@@ -92,7 +90,6 @@ class DP2VAEPublished(Method):
         )
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
-        """None: it reads the records themselves."""
         return ()
 
     def claim(self) -> dict[str, Any]:
@@ -137,7 +134,6 @@ class DP2VAEPublished(Method):
         return released, None
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        """Images of codes from the prior."""
         if not isinstance(model, LatentGenerator):
             raise TypeError(f"a decoder with a prior is needed, not {type(model).__name__}")
         return torch.sigmoid(model.decoder(model.draw(labels, temperature=self.temperature), labels))

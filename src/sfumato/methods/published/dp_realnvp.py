@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sfumato.methods.base import Method
 from sfumato.methods.dp_realnvp import PixelFlow
-from sfumato.methods.published.raw_records import RawRecords
+from sfumato.methods.published import RawRecords
 from sfumato.networks.flows import BatchNormRealNVP
 from sfumato.networks.pixels import Shape
 from sfumato.privacy import Counts, Curator, SubsampledGaussian
@@ -48,15 +48,12 @@ class DPRealNVPPublished(Method):
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        """The smallest configuration, for tests and audits."""
         return cls(variant=variant, iterations=2, batch_size=8, couplings=2, hidden=4)
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
-        """None: it reads the records themselves."""
         return ()
 
     def build(self, shape: Shape, classes: int) -> PixelFlow:
-        """The flow."""
         model = PixelFlow(shape, couplings=self.couplings, hidden=self.hidden, labels=classes)
         if self.batch_norm:
             dimensions = model.flow.dimensions
@@ -78,7 +75,6 @@ class DPRealNVPPublished(Method):
         return model, None
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        """Images by the inverse flow."""
         if not isinstance(model, PixelFlow):
             raise TypeError(f"a flow on pixels is needed, not {type(model).__name__}")
         return model.draw(labels, temperature=self.temperature)

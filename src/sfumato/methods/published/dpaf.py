@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.methods.base import Method, check_choices
-from sfumato.methods.published.raw_records import RawRecords
+from sfumato.methods.published import RawRecords
 from sfumato.networks.generators import ACTIVATIONS, Back, Front, Generator, split_of
 from sfumato.networks.pixels import Shape, one_hot
 from sfumato.privacy import Block, Budget, Counts, Curator, Draws, Plan, SubsampledGaussian
@@ -89,7 +89,6 @@ class DPAFPublished(Method):
     noise: bool = True
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         check_choices(self, _CHOICES)
         split_of(self.split)
@@ -108,7 +107,6 @@ class DPAFPublished(Method):
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        """The smallest configuration, for tests and audits."""
         return cls(
             variant=variant,
             split="C2-C1-C1",
@@ -123,7 +121,6 @@ class DPAFPublished(Method):
         )
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
-        """None: it reads the records themselves."""
         return ()
 
     def claim(self) -> dict[str, Any] | None:
@@ -133,7 +130,6 @@ class DPAFPublished(Method):
         return {"epsilon": self.claimed_epsilon, "delta": _DELTA, "by": self.paper}
 
     def build(self, shape: Shape, classes: int) -> Generator:
-        """The generator."""
         return Generator(shape, classes, latent_dim=self.latent_dim, width=self.generator_width)
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
@@ -161,7 +157,6 @@ class DPAFPublished(Method):
         return generator, None
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        """Images of the generator."""
         images: Tensor = model(labels)
         return images
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sfumato.methods.base import check_choices, check_ema_decay
 from sfumato.methods.parts.score_sampling import ScoreSampling, randomised_response, sliced_loss
-from sfumato.methods.published.raw_records import RawRecords
+from sfumato.methods.published import RawRecords
 from sfumato.networks.pixels import Shape, per_row
 from sfumato.networks.score import RefineNet
 from sfumato.privacy import Counts, Curator, SubsampledGaussian
@@ -68,7 +68,6 @@ class DPPMPublished(ScoreSampling):
     neighbours: int = 10
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         check_choices(self, {"loss_line": ("first", "second"), "projections": ("one", "all")})
         check_ema_decay(self.ema_decay)
@@ -79,13 +78,11 @@ class DPPMPublished(ScoreSampling):
 
     @classmethod
     def small(cls, variant: str = "certified") -> Self:
-        """The smallest configuration, for tests and audits."""
         return cls(
             variant=variant, width=4, iterations=2, batch_size=8, neighbours=3, sampling_steps=2, leapfrog_steps=1
         )
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
-        """None: it reads the records themselves."""
         return ()
 
     def claim(self) -> dict[str, Any]:
@@ -93,7 +90,6 @@ class DPPMPublished(ScoreSampling):
         return {"epsilon": self.response_epsilon, "delta": 0.0, "by": self.paper}
 
     def build(self, shape: Shape, classes: int) -> RefineNet:
-        """The score network."""
         return RefineNet(shape, classes, width=self.width, sigma_data=self.sigma_data)
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
@@ -140,7 +136,6 @@ class DPPMPublished(ScoreSampling):
         )
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        """Images by the sampler."""
         if not isinstance(model, RefineNet):
             raise TypeError(f"a RefineNet is needed, not {type(model).__name__}")
         return self.draw(model, labels)
