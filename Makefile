@@ -50,7 +50,8 @@ browser:
 # In CI a test that failed is run once more; tests/conftest.py notes those that pass then, and .ci/run prints them.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(if $(filter true,$(CI)),--reruns 1)
 
-test: $(INSTALLED) lint check
+test: $(INSTALLED)
+	$(MAKE) --jobs=2 --output-sync lint check
 	$(PYTEST)
 
 # The browser, journeys through the command line, several processes, commands of the documentation; minutes.

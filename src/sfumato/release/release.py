@@ -118,7 +118,7 @@ class Release:
         generator = torch.Generator()
         generator.seed() if seed is None else generator.manual_seed(seed)
         wanted = self._labels(count, labels, proportions, generator)
-        target = _device(device)
+        target = chosen_device(device)
         images = np.empty((count, *self.shape), dtype=np.uint8)
         model = self.model.to(target)
         with torch.random.fork_rng(), torch.no_grad():
@@ -151,7 +151,7 @@ class Release:
             raise TypeError(f"{self.card.method} has no density; dp-lflow has one")
         if images.dtype != np.uint8 or images.shape[1:] != self.shape:
             raise ValueError(f"images must be uint8 of shape {self.shape}, not {images.dtype} {images.shape[1:]}")
-        target = _device(device)
+        target = chosen_device(device)
         model = self.model.to(target)
         parts = []
         with torch.no_grad():
@@ -230,7 +230,8 @@ class Release:
             raise DamagedRelease(f"{folder} does not hold a release as it was saved: {error}") from None
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def chosen_device(device: str | torch.device | None = None) -> torch.device:
+    """This device; without one, a GPU where the machine has one."""
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 

@@ -17,10 +17,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
-from sfumato.cli.options import device_named
 from sfumato.options import ReadingOptions
 from sfumato.release.pages import page_environment, render
 from sfumato.release.plain_numbers import factor_text, level
+from sfumato.release.release import chosen_device
 from sfumato.report.pages import TEMPLATES as REPORT_TEMPLATES
 from sfumato.web import commands, contents
 from sfumato.web.commands import EPSILONS, FORMATS, PURPOSES, Choices, Form, proposed_fields, training_fields
@@ -132,7 +132,7 @@ class Forms:
         else:
             facts = plan_facts(choices, self.jobs.output(job), back=back)
             rows, lines = plans(facts), [commands.line(commands.plan(facts))]
-        device = device_named("auto")
+        device = str(chosen_device())
         offered, others = method_rows(rows, device)
         limit = choices.epsilon if collection.spending is None else collection.spending.limit
         usual = {"run": f"{collection.name.rpartition('-')[0]}-{found.id[9:15]}", "hold_out": "on"}

@@ -10,14 +10,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-import torch
-
 from sfumato.evaluation.protocols import protocol_named
 from sfumato.experiments.datasets import Dataset, DatasetLocator, datasets
 from sfumato.experiments.spec import from_table, hint
 from sfumato.methods import METHODS, Method
 from sfumato.methods import find as find_method
 from sfumato.planning.costs import costs, training_seconds
+from sfumato.release.release import chosen_device
 
 PAPERS = ("dp2-vae", "privae", "dp-lflow", "dpaf", "dppm")
 
@@ -318,7 +317,7 @@ class Item:
 
 def catalogue(locator: DatasetLocator, *, device: str | None = None) -> list[Item]:
     """All entries, in the papers' order."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = str(chosen_device(device))
     return [_item(paper, entry, locator, device) for paper in papers().values() for entry in paper.entries.values()]
 
 
