@@ -27,6 +27,7 @@ _OTHER_FILES = {
     "measured: killed": ("killed-ranks",),
     "measured: reading": ("reading-1m", "reading-10m"),
     "measured: training": ("scale",),
+    "table: accountants": ("verification-accountants",),
     "table: chosen-defects": ("mutants-chosen",),
     "table: exactness": ("engine-exactness-cpu", "engine-exactness-cpu-wide"),
     "table: filter": ("filter",),
@@ -35,7 +36,10 @@ _OTHER_FILES = {
     "table: profiles": ("engine-cpu",),
     "table: random-defects": ("mutants-random",),
     "table: replay": ("replay",),
+    "table: recomputed": ("verification-recomputed",),
     "table: reruns": ("reruns",),
+    "table: tampering": ("verification-tampering",),
+    "table: verified-releases": ("verification-releases",),
     "table: web-load": ("web",),
     "table: web-way": ("web",),
 }

@@ -126,6 +126,6 @@ def test_a_flow_on_pixels_is_at_chance() -> None:
 def test_the_flow_on_pixels_says_so_where_people_choose() -> None:
     """In the list of methods and in every plan."""
     assert "at chance" in find(BASELINE).variants["certified"]
-    facts = PublicFacts(size=28, channels=1, classes=10, images=60_000, epsilon=10.0, delta=1e-5)
+    facts = PublicFacts(declared_size=60_000, size=28, classes=10, epsilon=10.0)
     [row] = [row for row in plan_all(facts) if row.method == BASELINE]
     assert row.expected_use is Use.HOPELESS
