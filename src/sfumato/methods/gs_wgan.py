@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -48,12 +48,10 @@ class ShardedCritics:
 
         return torch.vmap(one)(self.start + offsets, images, labels)
 
-    def image_gradients(self, offsets: Tensor, images: Tensor, labels: Tensor, *, create_graph: bool = False) -> Tensor:
+    def image_gradients(self, offsets: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         """The gradient of each critic's value with respect to each image, in the shape of the images."""
-        with torch.enable_grad():
-            images = images.detach().requires_grad_()
-            values = self.values(offsets, images, labels)
-            (found,) = torch.autograd.grad(values.sum(), images, create_graph=create_graph)
+        gradient = torch.func.grad(lambda images: self.values(offsets, images, labels).sum())
+        found: Tensor = gradient(images)
         return found
 
     def trained(
@@ -73,7 +71,7 @@ class ShardedCritics:
         def loss(offsets: Tensor, number: int) -> Tensor:
             mix = mixes[:, :, number, None, None, None]
             mixed = mix * images + (1.0 - mix) * fakes
-            gradients = self.image_gradients(offsets, mixed, labels, create_graph=True)
+            gradients = self.image_gradients(offsets, mixed, labels)
             norms = torch.sqrt(gradients.flatten(2).square().sum(2) + 1e-12)
             gain = self.values(offsets, images, labels) - self.values(offsets, fakes, labels)
             return (shares * (self.gradient_penalty * (norms - 1.0).square() - gain)).sum()
@@ -223,7 +221,8 @@ class GSWGAN(Method):
             with torch.no_grad():
                 pool = model(pool_labels).unflatten(0, (classes, self.fakes))
             fakes = model(labels)
-            step.update(state, _CriticUpdate(self, critics, pool, fakes.detach(), labels))
+            update = _CriticUpdate(self, critics, pool, fakes.detach(), labels)
+            step.update(state, update, first=replace(update, new=True))
             clip_norm = self.shard_clip_norm
             gradient = step.noisy_sum(_GRADIENT, image_gradients, clip_norm=clip_norm, state=state).view(size)
             optimizer.zero_grad(set_to_none=True)
@@ -251,6 +250,8 @@ class _CriticUpdate:
     pool: Tensor
     fakes: Tensor
     labels: Tensor
+    new: bool = False
+    """Whether the shard was never sampled before."""
 
     def __call__(self, images: Tensor, labels: Tensor, shares: Tensor, random: Draws, state: Tensor) -> Tensor:
         images = torch.nan_to_num(images, nan=0.0, posinf=1.0, neginf=0.0)
@@ -258,11 +259,8 @@ class _CriticUpdate:
         opposite = self.pool[labels, picked]
         mixes = random.uniform("mix", self.critics.steps).unflatten(0, labels.shape)
         offsets = state[:, : len(self.critics)]
-        new = (offsets == 0).all(1) & (shares > 0).any(1)  # never sampled before; padding has no shares
-        if len(new.nonzero()) and self.method.warm_start_rounds:
-            # All shards at once, so that a shard's shape does not depend on how many others are new.
-            started = self._warm_started(offsets, images, opposite, labels, shares, mixes)
-            offsets = torch.where(new[:, None], started, offsets)
+        if self.new and self.method.warm_start_rounds:
+            offsets = self._warm_started(offsets, images, opposite, labels, shares, mixes)
         offsets = self.critics.trained(offsets, images, opposite, labels, shares, mixes)
         shards = len(offsets)
         shown = self.fakes.expand(shards, *self.fakes.shape), self.labels.expand(shards, -1)

@@ -13,7 +13,7 @@ from sfumato.privacy.gradients.agreement import units_multiple
 from sfumato.privacy.gradients.batch import Batch
 from sfumato.privacy.gradients.microbatches import microbatch_size
 from sfumato.privacy.gradients.performance import Performance
-from sfumato.privacy.gradients.probe import PROBE_ROWS, PROBED
+from sfumato.privacy.gradients.probe import PROBED
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
 from sfumato.privacy.sampling import Partition, Units
@@ -97,7 +97,7 @@ class Batches:
 
     def random(self, draws: int, state: PrivateState | None, *label: str) -> Batch:
         """A batch of random images, to test a loss or function on without touching a record."""
-        units = max(PROBED, -(-PROBE_ROWS // draws))
+        units = PROBED
         ids = torch.arange(units * draws, device=self._device) // draws
         number = torch.arange(len(ids), device=self._device) % draws
         random = self._randomness.draws(ids, number, "probe", *label)

@@ -41,7 +41,7 @@ class PrivateState:
         self.name, self.shards = name, shards
         # A method keeps the handle; it must not keep the records.
         self._digest = None if digest is None else WeakMethod(digest)
-        self.shape = shape
+        self.shape, self._fill = shape, fill
         size = (records, math.prod(shape))
         if 4 * math.prod(size) > (_ON_DEVICE if device.type == "cuda" else _IN_MEMORY):
             with tempfile.TemporaryFile() as file:
@@ -71,6 +71,10 @@ class PrivateState:
     def _read(self, rows: Tensor, device: torch.device) -> Tensor:
         values = self._values[rows.to(self._values.device)].to(device, torch.get_default_dtype())
         return values.view(len(rows), *self.shape)
+
+    def _unchanged(self, values: Tensor) -> Tensor:
+        """Which of these values still are what the state was filled with."""
+        return (values.flatten(1) == self._fill).all(1)
 
     def _write(self, rows: Tensor, values: Tensor) -> None:
         if values.shape != (len(rows), *self.shape):

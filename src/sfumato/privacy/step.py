@@ -26,9 +26,8 @@ from sfumato.privacy.gradients import (
 from sfumato.privacy.gradients.engine import GradientSum
 from sfumato.privacy.gradients.fixed_point import FixedPointSum, grid_spacing
 from sfumato.privacy.gradients.group_terms import Coupled, Grouped, Terms
+from sfumato.privacy.gradients.isolation import each_row, each_shard
 from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
-from sfumato.privacy.gradients.probe import due
-from sfumato.privacy.gradients.shards import on_rows, on_shards
 from sfumato.privacy.gradients.task import code_of
 from sfumato.privacy.mechanism import ClippedSum, Query, with_noise
 from sfumato.privacy.second_moments import clipped_moment_sum, half_vector, moment_spacing, symmetric
@@ -182,7 +181,7 @@ class Step:
         # Vectors may be long, and a person has one for each image, and with classes one for each of them.
         vectors = max(self._curator._units.most_rows, classes or 1) if self._curator._units.most_rows > 1 else 1
         most = _NUMBERS // (vectors * max(1, math.prod(self._curator._shapes[self._event.name, block])))
-        for batch, values in self._passes(block, torch.no_grad()(on_rows), features, state, most=min(_VECTORS, most)):
+        for batch, values in self._passes(block, torch.no_grad()(each_row), features, state, most=min(_VECTORS, most)):
             shape = self._fix_shape(block, tuple(values.shape[1:]))
             clipped = add(values.flatten(1), batch)
             exact.add({"sum": clipped.flatten()}, batch.units)
@@ -192,22 +191,28 @@ class Step:
         limbs = self._over_processes(block, exact.limbs({"sum": size}, self._curator.device))
         return exact.values(limbs, {"sum": size})["sum"], shape
 
-    def update(self, state: PrivateState, function: Callable[..., Tensor]) -> None:
+    def update(
+        self, state: PrivateState, function: Callable[..., Tensor], *, first: Callable[..., Tensor] | None = None
+    ) -> None:
         """``state = function(images, labels, random, state)`` for the batch's records, each from its own row alone.
 
-        For shards, ``state = function(images, labels, weights, random, state)`` with ``[shards, rows, ...]`` and
-        ``[shards, ...]`` for the state; padding rows have weight 0.
+        For shards, ``state = function(images, labels, weights, random, state)`` with ``[1, rows, ...]`` of a shard and
+        ``[1, ...]`` for its state; padding rows have weight 0. A shard whose state still is what it was filled with is
+        given to ``first`` instead.
         """
         self._refuse_when_over()
         name, most = f"update {state.name}", max(1, _NUMBERS // math.prod(self._curator.shape))
         if self._event.shards is not None:
-            self._probe(name, 3, state, lambda batch: check_shards(function, batch))
-            for batch, values in self._passes(name, on_shards, function, state, most=most):
+            for own in (function,) if first is None else (function, first):
+                self._probe(f"{name} {own is first}", 3, state, lambda few, own=own: check_shards(own, few))  # type: ignore[misc]
+            for batch, values in self._passes(name, partial(_new_or_known, state, first), function, state, most=most):
                 if batch.owners is not None:
                     state._write(batch.owners, values[: len(batch.owners)])
             return
+        if first is not None:
+            raise ValueError("only shards have another function for their first update")
         self._probe(name, 1, state, lambda batch: check_rows(function, batch))
-        for batch, values in self._passes(name, on_rows, function, state, most=most):
+        for batch, values in self._passes(name, each_row, function, state, most=most):
             if batch.owners is not None:
                 real = (batch.weights.flatten() > 0).nonzero()[:, 0]
                 state._write(batch.owners[real], values[real])
@@ -255,7 +260,7 @@ class Step:
 
         Before the first answer and again at steps that depend on public numbers alone.
         """
-        self._once((what,), draws, state, ask, again=due(self.index, self._event.steps))
+        self._once((what,), draws, state, ask, again=self.index == self._event.steps - 1)
 
     def _once(
         self,
@@ -322,6 +327,20 @@ class Step:
         # What memory or a disk refuses is told with sizes.
         while (batch := self._on_private_rows(next, fetched, None)) is not None:
             yield batch
+
+
+def _new_or_known(
+    state: PrivateState, first: Callable[..., Tensor] | None, function: Callable[..., Tensor], batch: Batch
+) -> Tensor:
+    """The new states of a pass of shards. All of a pass are computed either way: a shape says nothing of the others."""
+    values = each_shard(function, batch)
+    if first is None or batch.state is None or not batch.units:
+        return values
+    before = batch.state.unflatten(0, batch.weights.shape)[:, 0]
+    new = state._unchanged(before) & (batch.weights > 0).any(1)  # padding has no rows
+    if not bool(new.any()):
+        return values
+    return torch.where(new.view(-1, *[1] * (values.dim() - 1)), each_shard(first, batch), values)
 
 
 def _check_clip_norm(clip_norm: float) -> None:

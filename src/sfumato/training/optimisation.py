@@ -121,9 +121,7 @@ def minimise(
     """
     values, exp_avg, exp_avg_sq = start, torch.zeros_like(start), torch.zeros_like(start)
     for number in range(steps):
-        point = values.detach().requires_grad_()
-        with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(loss(point, number), point)
+        gradient = torch.func.grad(loss)(values, number)
         change, exp_avg, exp_avg_sq = adam_update(
             gradient, exp_avg, exp_avg_sq, step=number + 1, learning_rate=learning_rate, beta2=beta2
         )

@@ -22,11 +22,8 @@ Run = Callable[[Microbatch], dict[str, Tensor]]
 
 
 def few_units(part: Part, units: int, start: int = 0) -> Part:
-    """The same few units of every stacked model."""
-    each = part.batch.units // len(part.models)
-    chosen = torch.arange(start, min(each, start + units), device=part.batch.weights.device)
-    offsets = torch.arange(len(part.models), device=chosen.device)[:, None] * each
-    return replace(part, batch=part.batch.select((offsets + chosen).flatten()))
+    """A few units."""
+    return replace(part, batch=part.batch.take(start, min(part.batch.units, start + units)))
 
 
 def units_multiple(device: torch.device, rows_per_unit: int) -> int:
@@ -40,7 +37,7 @@ def units_multiple(device: torch.device, rows_per_unit: int) -> int:
 
 def gradients_agree(fast: dict[str, Contribution], loop: dict[str, Contribution], part: Part) -> bool | None:
     """Whether every unit has the same gradient and norm both ways, up to rounding; None if none is finite and not 0."""
-    used = arithmetic((p.dtype for p in trainable_parameters(part.models[0]).values()), part.batch.images.device)
+    used = arithmetic((p.dtype for p in trainable_parameters(part.model).values()), part.batch.images.device)
     exact = {name: contribution.gradients() for name, contribution in loop.items()}
     distance = torch.stack(
         [(fast[n].gradients().double() - g if n in fast else g).square().sum(1) for n, g in exact.items()]
@@ -60,7 +57,7 @@ def gradients_agree(fast: dict[str, Contribution], loop: dict[str, Contribution]
 
 def sums_agree(found: dict[str, Tensor], expected: dict[str, Tensor], part: Part) -> bool:
     """Whether two sums of the same microbatch differ by rounding alone."""
-    used = arithmetic((p.dtype for p in trainable_parameters(part.models[0]).values()), part.batch.images.device)
+    used = arithmetic((p.dtype for p in trainable_parameters(part.model).values()), part.batch.images.device)
     if found.keys() != expected.keys():
         return False
     distance = torch.stack([(found[name] - whole).double().norm() for name, whole in expected.items()]).norm()

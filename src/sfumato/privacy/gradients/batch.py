@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +11,8 @@ from torch import Tensor
 from sfumato.privacy.randomness import Draws
 
 Loss = Callable[..., Tensor]
-"""``loss(model, images, labels, random)`` or, with private state, ``loss(model, images, labels, random, state)``:
-one number per row. Row i's number may depend on row i, the model, row i's draws and row i's state; on no other row."""
+"""``loss(model, images, labels, random)`` or, with private state, ``loss(model, images, labels, random, state)``: one
+number per row. It is called with one row, and ``torch.func.vmap`` runs it for all."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # no repr: it would show pixels
@@ -71,13 +70,3 @@ class Batch:
     def _rows(self, rows: slice | Tensor, weights: Tensor) -> Batch:
         state = None if self.state is None else self.state[rows]
         return Batch(self.images[rows], self.labels[rows], self.random[rows], weights, state)
-
-    def losses(self, loss: Loss, model: Any) -> Tensor:
-        """One number per row."""
-        arguments = (model, self.images, self.labels, self.random)
-        return loss(*arguments) if self.state is None else loss(*arguments, self.state)
-
-    def results(self, function: Callable[..., Tensor]) -> Tensor:
-        """What ``function(images, labels, random[, state])`` gives for the rows."""
-        arguments = (self.images, self.labels, self.random)
-        return function(*arguments) if self.state is None else function(*arguments, self.state)

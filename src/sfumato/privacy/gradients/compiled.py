@@ -23,6 +23,7 @@ from sfumato.privacy.gradients.agreement import Run, sums_agree
 from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.clip import clip_and_sum
 from sfumato.privacy.gradients.groups import Groups
+from sfumato.privacy.gradients.isolation import each_row
 from sfumato.privacy.gradients.microbatches import Microbatch
 from sfumato.privacy.gradients.performance import Performance
 from sfumato.privacy.gradients.python_state import python_state
@@ -109,9 +110,9 @@ class CompiledMicrobatch:
 
     def __init__(self, micro: Microbatch, loss: Loss, groups: Groups, performance: Performance) -> None:
         part = micro.parts[0]
-        self._loss, self._groups, self._models = loss, groups, part.models
+        self._loss, self._groups, self._model = loss, groups, part.model
         self._shapes = _shapes(part.batch)
-        self._drawn = _drawn(part.batch, part.models[0], loss)
+        self._drawn = _drawn(part.batch, part.model, loss)
         self._numbers = torch.arange(_MOST_BLOCKS, device=part.batch.images.device)
         self._names: list[str] = []
         self._channels_last = performance.channels_last
@@ -135,7 +136,7 @@ class CompiledMicrobatch:
             not micro.shared
             and same_loss(self._loss, loss)
             and groups == self._groups
-            and micro.parts[0].models == self._models
+            and micro.parts[0].model is self._model
             and _shapes(micro.parts[0].batch) == self._shapes
         )
 
@@ -146,7 +147,7 @@ class CompiledMicrobatch:
         return dict(zip(self._names, found, strict=True))
 
     def _inputs(self, batch: Batch) -> list[Tensor]:
-        values = [value.detach() for model in self._models for value in _tensors(model).values()]
+        values = [value.detach() for value in _tensors(self._model).values()]
         keys = [key_of(batch.random.key, name) for name in self._drawn]
         state = [] if batch.state is None else [batch.state]
         words = torch.tensor(keys, dtype=torch.int64, device=batch.images.device).view(-1, 2)
@@ -157,11 +158,11 @@ class CompiledMicrobatch:
         return [_laid_out(value, stride) for value, stride in zip(inputs, self._strides, strict=True)]
 
     def _function(self, micro: Microbatch) -> Callable[..., list[Tensor]]:
-        part, names = micro.parts[0], [list(_tensors(model)) for model in self._models]
+        part, names = micro.parts[0], list(_tensors(self._model))
 
         def sums(*inputs: Tensor) -> list[Tensor]:
             tensors = iter(inputs)
-            values = [dict(zip(own, itertools.islice(tensors, len(own)), strict=True)) for own in names]
+            values = dict(zip(names, itertools.islice(tensors, len(names)), strict=True))
             words, numbers, rows, draw, images, labels, weights, *state = tensors
             keys = {name: (words[place, 0], words[place, 1]) for place, name in enumerate(self._drawn)}
             random = _NamedDraws(part.batch.random.key, rows, draw, keys=keys, numbers=numbers)
@@ -212,5 +213,5 @@ def _drawn(batch: Batch, model: nn.Module, loss: Loss) -> list[str]:
     """The names of what the loss draws, by asking it once."""
     random = _NamedDraws(batch.random.key, batch.random.rows, batch.random.draw)
     with torch.no_grad():
-        replace(batch, random=random).losses(loss, model)
+        each_row(loss, replace(batch, random=random), model)
     return random.asked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 
@@ -18,12 +17,10 @@ BLOCK = 1 << 18  # numbers worked on at a time: the buffers stay in a CPU's cach
 class Contribution(ABC):
     """One parameter's part of every unit's gradient.
 
-    The units of a microbatch lie side by side; with ``stack`` class models the first ``units / stack`` belong to the
-    first model. ``relative`` and ``absolute`` bound what rounding to the grid adds to a unit's vector: ``relative``
-    times its spread, plus ``absolute`` grid steps (see ``fixed_point``).
+    ``relative`` and ``absolute`` bound what rounding to the grid adds to a unit's vector: ``relative`` times its
+    spread, plus ``absolute`` grid steps (see ``fixed_point``).
     """
 
-    stack: int
     relative: float
     absolute: float
     bytes_per_unit: float
@@ -39,7 +36,7 @@ class Contribution(ABC):
 
     @abstractmethod
     def sums(self, factor: Tensor, spacing: float) -> Tensor:
-        """``Σ_u round(factor_u · gradient_u / spacing)`` for each model, int64 ``[stack, numel]``.
+        """``Σ_u round(factor_u · gradient_u / spacing)`` int64 ``[numel]``.
 
         A unit with factor 0 adds nothing, even if its gradient is not finite.
         """
@@ -50,8 +47,8 @@ class PerExample(Contribution):
 
     relative = 0.0
 
-    def __init__(self, gradient: Tensor, *, stack: int) -> None:
-        self.gradient, self.stack = gradient, stack
+    def __init__(self, gradient: Tensor) -> None:
+        self.gradient = gradient
         self.absolute = math.sqrt(gradient.shape[1]) / 2.0
         # Where the work is not done in blocks, float32 and float64 copies of the gradients are alive at once.
         copies = 0 if in_blocks(gradient) else 12
@@ -71,19 +68,18 @@ class PerExample(Contribution):
             return self._sums_in_blocks(scale)
         scaled = torch.round(self.gradient.to(dtype) * scale)
         whole = torch.where(factor[:, None] > 0, scaled, 0.0)
-        parts = whole.view(self.stack, -1, whole.shape[1]).split(EXACT_UNITS, dim=1)
-        return add([part.sum(1, dtype=torch.float64) for part in parts])
+        return add([part.sum(0, dtype=torch.float64) for part in whole.split(EXACT_UNITS)])
 
     def _sums_in_blocks(self, scale: Tensor) -> Tensor:
         """The same numbers, a block of columns at a time in buffers that stay in a CPU's cache."""
-        numel, each = self.gradient.shape[1], len(self.gradient) // self.stack
-        most = min(each, EXACT_UNITS)
+        units, numel = self.gradient.shape
+        most = min(units, EXACT_UNITS)
         width = min(numel, -(-BLOCK // most))
         scaled, whole = scale.new_empty(most, width), scale.new_empty(most, width, dtype=torch.float64)
-        part, total = whole.new_empty(numel), torch.zeros(self.stack, numel, dtype=torch.int64)
+        part, total = whole.new_empty(numel), torch.zeros(numel, dtype=torch.int64)
         unusable = (scale[:, 0] == 0).nonzero()[:, 0]  # 0 times a number that is not finite is not 0
-        for model, first in itertools.product(range(self.stack), range(0, each, most)):
-            rows = slice(model * each + first, model * each + min(each, first + most))
+        for first in range(0, units, most):
+            rows = slice(first, min(units, first + most))
             skipped = unusable[(unusable >= rows.start) & (unusable < rows.stop)] - rows.start
             for start in range(0, numel, width):
                 columns = slice(start, min(numel, start + width))
@@ -92,7 +88,7 @@ class PerExample(Contribution):
                 scaled[shape].index_fill_(0, skipped, 0.0)
                 whole[shape].copy_(scaled[shape].round_())
                 torch.sum(whole[shape], 0, out=part[columns])
-            total[model].add_(part.to(torch.int64))
+            total.add_(part.to(torch.int64))
         return total
 
 
@@ -119,10 +115,10 @@ def add(parts: list[Tensor]) -> Tensor:
     return total
 
 
-def rows_to_units(gradient: Tensor, *, units: int, stack: int) -> PerExample:
+def rows_to_units(gradient: Tensor, *, units: int) -> PerExample:
     """A gradient for each row, ``[rows, ...]``: the rows of a unit are added."""
     rows = gradient.reshape(units, gradient.shape[0] // units, -1)
-    return PerExample(rows[:, 0] if rows.shape[1] == 1 else rows.sum(1, dtype=working(rows.dtype)), stack=stack)
+    return PerExample(rows[:, 0] if rows.shape[1] == 1 else rows.sum(1, dtype=working(rows.dtype)))
 
 
 def merge(uses: list[Contribution]) -> Contribution:
@@ -132,7 +128,7 @@ def merge(uses: list[Contribution]) -> Contribution:
     total = uses[0].gradients().to(working(uses[0].gradients().dtype))
     for use in uses[1:]:
         total = total + use.gradients()
-    return PerExample(total, stack=uses[0].stack)
+    return PerExample(total)
 
 
 def working(dtype: torch.dtype) -> torch.dtype:

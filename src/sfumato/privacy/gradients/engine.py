@@ -1,40 +1,34 @@
-"""The sum of clipped per-example gradients, exact, by the fastest sound way.
+"""The sum of clipped per-example gradients, exact, by the fastest way that understands the loss.
 
-1. Tracing, when every use of every trainable parameter is understood: each layer's gradients per record or by ghost
-   clipping, as public shapes say.
-2. ``torch.func`` in microbatches, for any other loss that it can trace.
+1. Tracing: inputs and output gradients of layers, and a copy of every other parameter for each row.
+2. ``torch.func.grad`` in microbatches, for a loss that differentiates the network.
 3. Refusal, with the reason.
 
-The first time a model, a loss and their shapes are seen, a few units are also taken one at a time, and the fast way
-must agree with that loop; and a microbatch is taken in several orders, which must give the same bits (``row_order``).
-Both are done on random images of the same shape, so that no choice depends on private data; whether a microbatch is
-compiled follows from what the sums of the model have asked for, not from what their batches held.
+Either way the loss sees one row (``isolation``). The first time a model, a loss and their shapes are seen, a few units
+are also taken one at a time without ``torch.func``, and the fast way must agree with that loop; and a microbatch is
+taken in several orders, which must give the same bits (``row_order``). Both are done on random images of the same
+shape, so that no choice depends on private data; whether a microbatch is compiled follows from what the sums of the
+model have asked for, not from what their batches held.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
-from sfumato.privacy.gradients.agreement import (
-    Run,
-    deterministic,
-    few_units,
-    gradients_agree,
-    units_multiple,
-)
+from sfumato.privacy.gradients.agreement import Run, deterministic, gradients_agree, units_multiple
 from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.clip import clip_and_sum
 from sfumato.privacy.gradients.compiled import CompiledMicrobatch, comes_again, compiled_microbatch
 from sfumato.privacy.gradients.contribution import Contribution
-from sfumato.privacy.gradients.errors import NothingToCompare, UnsupportedModel, UntracedUse
+from sfumato.privacy.gradients.errors import UnsupportedModel, UntracedUse
 from sfumato.privacy.gradients.fixed_point import FixedPointSum, grid_spacing
 from sfumato.privacy.gradients.groups import Clip, groups_of
+from sfumato.privacy.gradients.isolation import first_call
 from sfumato.privacy.gradients.loop import PerExampleLoop
 from sfumato.privacy.gradients.microbatches import Microbatch, microbatch_size, microbatches
 from sfumato.privacy.gradients.mixing import refuse_mixing
@@ -45,21 +39,23 @@ from sfumato.privacy.gradients.row_order import RowOrder, public_copy
 from sfumato.privacy.gradients.sparsify import Compressed
 from sfumato.privacy.gradients.task import code_of, trainable_parameters
 from sfumato.privacy.gradients.traced import TracedPass
-from sfumato.privacy.gradients.vmap import VmapGradients
+from sfumato.privacy.gradients.vmap import vmap_gradients
 
 FEW = 3
 """Units that are taken one at a time when something is seen for the first time."""
 
 MOST_VMAP_UNITS = 64
 
+Gradients = Callable[[Part], dict[str, Contribution]]
+
 
 @dataclass
 class Known:
-    """What was found out about a model under a loss."""
+    """What was found out about a model under a loss, on random images."""
 
-    signatures: set[tuple[object, ...]] = field(default_factory=set)
-    untraced: str | None = None
-    vmap_agrees: bool = False
+    gradients: Gradients | None = None
+    """The way to the gradients, once it has agreed with the loop."""
+    traced: bool = True
     bytes_per_unit: float = 0.0
     row_order: RowOrder = field(default_factory=RowOrder)
     compiled: CompiledMicrobatch | None = None
@@ -77,13 +73,10 @@ def clipped_sum(
     clip_norm: Clip,
     *,
     microbatch_size: int | None = None,
-    stacked: bool | None = None,
     performance: Performance | None = None,
 ) -> dict[str, Tensor]:
     """Parameter name → sum over units of the clipped gradient, in float64; zeros where there are no units."""
-    total = GradientSum(
-        model, loss, clip_norm, microbatch_size=microbatch_size, stacked=stacked, performance=performance
-    )
+    total = GradientSum(model, loss, clip_norm, microbatch_size=microbatch_size, performance=performance)
     total.add(batch)
     return total.values()
 
@@ -98,7 +91,6 @@ class GradientSum:
         microbatch_size: units in every pass, a public number. By default it follows from ``expected_units`` and from
             the memory of ``performance``.
         expected_units: how many units a batch is expected to have, a public number.
-        stacked: whether the models of a ``PerClass`` go in one pass; by default on a GPU only.
         performance: arithmetic, compilation and memory. None of these changes the mechanism.
 
     ``compiles``: whether microbatches are compiled, from the second sum of a loss on; class models stay eager.
@@ -112,7 +104,6 @@ class GradientSum:
         *,
         microbatch_size: int | None = None,
         expected_units: float | None = None,
-        stacked: bool | None = None,
         performance: Performance | None = None,
     ) -> None:
         if microbatch_size is not None and microbatch_size < 1:
@@ -122,42 +113,32 @@ class GradientSum:
         self.model, self.loss = model, loss
         self.performance = performance or Performance()
         self._compression = clip_norm if isinstance(clip_norm, Compressed) else None
-        self._size, self._expected, self._stacked = microbatch_size, expected_units, stacked
+        self._size, self._expected = microbatch_size, expected_units
         self.compiles = not isinstance(model, PerClass) and comes_again(model, loss, self.groups, self.performance)
         self._total = self._empty()
-        self._runs: dict[tuple[int, int, bool], Run] = {}
+        self._runs: dict[tuple[int, bool], Run] = {}
 
     def prepare(self, batch: Batch) -> None:
         """Decide on random images how batches of their shapes are run, so that what is warned of shows no record."""
-        stacked = self._stacks(batch)
-        known = self._knowledge(batch, stacked)
         with deterministic(batch.images.device, self.performance):
-            try:
-                if known.untraced is None:
-                    next(self._planned(batch, known, stacked=stacked), None)
-            except NothingToCompare:
-                pass
-            except UntracedUse as reason:
-                known.untraced = str(reason)
-            if known.untraced is not None:
-                next(self._planned_vmap(batch, known), None)
+            next(self._planned(batch), None)
 
     def add(self, batch: Batch) -> None:
         """Add the clipped gradients of these units."""
-        if batch.units == 0:
-            return
-        stacked = self._stacks(batch)
-        known = self._knowledge(batch, stacked)
         with deterministic(batch.images.device, self.performance):
-            if known.untraced is None:
-                try:
-                    self._total.merge(self._sum(self._planned(batch, known, stacked=stacked)))
-                    return
-                except NothingToCompare:
-                    pass
-                except UntracedUse as reason:
-                    known.untraced = str(reason)
-            self._total.merge(self._sum(self._planned_vmap(batch, known)))
+            try:
+                found = self._sum(batch)
+            except UntracedUse:  # of a function that differs from the one that was tried on random images
+                self._knowledge(batch).traced = False
+                self._runs.clear()
+                found = self._sum(batch)
+            self._total.merge(found)
+
+    def _sum(self, batch: Batch) -> FixedPointSum:
+        total = self._empty()
+        for micro, run in self._planned(batch):
+            total.add(run(micro), micro.units)
+        return total
 
     def limbs(self) -> Tensor:
         """The total in whole numbers, to be added up with those of other processes (``FixedPointSum.limbs``)."""
@@ -175,57 +156,48 @@ class GradientSum:
     def _empty(self) -> FixedPointSum:
         return FixedPointSum({n: grid_spacing(clip) for clip, names in self.groups.values() for n in names})
 
-    def _stacks(self, batch: Batch) -> bool:
-        stacked = batch.images.device.type == "cuda" if self._stacked is None else self._stacked
-        return stacked and isinstance(self.model, PerClass) and len(self.model) > 1 and self.model.stackable()
-
-    def _knowledge(self, batch: Batch, stacked: bool) -> Known:
+    def _knowledge(self, batch: Batch) -> Known:
         shape = (tuple(batch.images.shape[1:]), batch.images.dtype, batch.rows_per_unit, batch.images.device)
         used = arithmetic((p.dtype for p in trainable_parameters(self.model).values()), batch.images.device)
         form = (self.performance.dtype, self.performance.channels_last, used.name)
-        key = (code_of(self.loss), *shape, stacked, *form, self._compression is not None)
-        known = _known.setdefault(self.model, {}).setdefault(key, Known())
-        if self._compression is not None:
-            known.untraced = "only a whole gradient can be compressed"
-        return known
+        key = (code_of(self.loss), *shape, *form, self._compression is not None)
+        return _known.setdefault(self.model, {}).setdefault(key, Known())
 
     def _units(self, batch: Batch, known: Known) -> int:
         """Units of a microbatch, from public numbers only."""
+        device, multiple = batch.images.device, units_multiple(batch.images.device, batch.rows_per_unit)
+        if not known.traced:
+            numel = sum(p.numel() for p in trainable_parameters(self.model).values())
+            fits = int(self.performance.bytes(device) / (16 * numel))
+            size = max(1, min(MOST_VMAP_UNITS, fits, self._size or MOST_VMAP_UNITS))
+            return size - size % multiple or size
         if self._size is not None:
             return self._size
-        device = batch.images.device
         models = len(self.model) if isinstance(self.model, PerClass) else 1
         rows = self.performance.most_rows(device) // batch.rows_per_unit
         fits = int(self.performance.bytes(device) / max(known.bytes_per_unit, 1.0))
         expected = self.performance.usual_units(device) if self._expected is None else self._expected
-        most = min(rows, fits) // (models if self._stacks(batch) else 1)
-        size = microbatch_size(expected / models, most=most, multiple=units_multiple(device, batch.rows_per_unit))
-        return FEW + 1 if size == FEW else size
+        return microbatch_size(expected / models, most=min(rows, fits), multiple=multiple)
 
-    def _sum(self, planned: Iterator[tuple[Microbatch, Run]]) -> FixedPointSum:
-        total = self._empty()
-        for micro, run in planned:
-            total.add(run(micro), micro.units)
-        return total
-
-    def _planned(self, batch: Batch, known: Known, *, stacked: bool) -> Iterator[tuple[Microbatch, Run]]:
+    def _planned(self, batch: Batch) -> Iterator[tuple[Microbatch, Run]]:
         """Every microbatch and how it is run: one way for each shape, so that no unit's bits depend on its place."""
-        if not known.signatures:
-            # Another number of rows than the microbatches have: equal shapes cannot be a coincidence then.
-            few = next(microbatches(self.model, batch, FEW - (self._size == FEW), stacked=stacked), None)
-            if few is not None:
-                self._learn(public_copy(few), known)
+        if batch.units == 0:
+            return
+        known = self._knowledge(batch)
+        if known.gradients is None:
+            few = next(microbatches(self.model, batch, FEW))
+            self._learn(public_copy(few).parts[0], known)
         size = self._units(batch, known)
-        for micro in microbatches(self.model, batch, size, stacked=stacked):
-            shape = (batch.rows_per_unit, size, micro.shared)
+        for micro in microbatches(self.model, batch, size):
+            shape = (batch.rows_per_unit, micro.shared)
             if shape not in self._runs:
                 self._runs[shape] = self._choose(micro, known)
             yield micro, self._runs[shape]
 
     def _choose(self, micro: Microbatch, known: Known) -> Run:
         eager: Run = functools.partial(self._eager, known=known)
-        run, kind = eager, "shared" if micro.shared else "eager"
-        if self.compiles:
+        run, kind = eager, f"traced {known.traced}, shared {micro.shared}"
+        if self.compiles and known.traced and not micro.shared:
             own = known.compiled
             if not known.uncompiled and not (own and own.serves(micro, self.loss, self.groups)):
                 own = compiled_microbatch(public_copy(micro), self.loss, self.groups, self.performance, eager)
@@ -235,63 +207,45 @@ class GradientSum:
         return known.row_order.choose(run, micro, kind=kind, eager=eager)
 
     def _eager(self, micro: Microbatch, known: Known) -> dict[str, Tensor]:
-        passes = [self._pass(part) for part in micro.parts]
-        for part, one in zip(micro.parts, passes, strict=True):
-            if one.signature not in known.signatures:
-                self._learn(public_copy(Microbatch((few_units(part, 2),), micro.shared)), known)
-            if one.signature not in known.signatures:
-                raise NothingToCompare("no random image has a gradient to compare with the loop")
-        return clip_and_sum(micro, [one.contributions for one in passes], self.groups)
+        ways = self._traced if known.traced else self._by_func
+        return clip_and_sum(micro, [ways(part) for part in micro.parts], self.groups)
 
-    def _pass(self, part: Part) -> TracedPass:
-        return TracedPass(part, self.loss, channels_last=self.performance.channels_last)
+    def _traced(self, part: Part) -> dict[str, Contribution]:
+        return TracedPass(part, self.loss, channels_last=self.performance.channels_last).contributions
 
-    def _learn(self, micro: Microbatch, known: Known) -> None:
-        """Take a few units by tracing and one at a time; agreement makes their shapes known."""
-        for part in micro.parts:
-            traced, loop = self._pass(part), PerExampleLoop(part, self.loss)
-            known.bytes_per_unit = max(known.bytes_per_unit, traced.bytes_per_unit)
-            agree = gradients_agree(traced.contributions, loop.contributions, part)
-            if agree is False:
-                raise UntracedUse("the traced gradients disagree with the loop on a few records")
-            if agree:
-                known.signatures.add(traced.signature)
+    def _by_func(self, part: Part) -> dict[str, Contribution]:
+        return vmap_gradients(part, self.loss, self._compression)
 
-    def _planned_vmap(self, batch: Batch, known: Known) -> Iterator[tuple[Microbatch, Run]]:
-        """The same by ``torch.func``, in microbatches for which every unit's gradient fits into memory."""
-        numel = sum(p.numel() for p in trainable_parameters(self.model).values())
-        fits = int(self.performance.bytes(batch.images.device) / (16 * numel))
-        size = max(1, min(MOST_VMAP_UNITS, fits, self._size or MOST_VMAP_UNITS))
-        size = size - size % units_multiple(batch.images.device, batch.rows_per_unit) or size
-        run: Run = functools.partial(self._vmap_sums, known=known)
-        for micro in microbatches(self.model, batch, size, stacked=False):
-            if not known.vmap_agrees:
-                few = public_copy(Microbatch((few_units(micro.parts[0], FEW),), micro.shared))
-                known.vmap_agrees = self._check_vmap(few.parts[0], known)
-            kind = "shared by torch.func" if micro.shared else "torch.func"
-            yield micro, known.row_order.choose(run, micro, kind=kind, eager=run)
-
-    def _vmap_sums(self, micro: Microbatch, known: Known) -> dict[str, Tensor]:
-        return clip_and_sum(micro, [self._vmap(p, known, self._compression) for p in micro.parts], self.groups)
-
-    def _check_vmap(self, few: Part, known: Known) -> bool:
-        if gradients_agree(self._vmap(few, known, None), PerExampleLoop(few, self.loss).contributions, few) is False:
+    def _learn(self, part: Part, known: Known) -> None:
+        """Take a few units by tracing or by ``torch.func``, and one at a time, which must agree."""
+        reason = "only a whole gradient can be compressed"
+        loop = PerExampleLoop(part, self.loss).contributions
+        with first_call():
+            if self._compression is None:
+                try:
+                    traced = TracedPass(part, self.loss, channels_last=self.performance.channels_last)
+                    known.bytes_per_unit = traced.bytes_per_unit
+                    if gradients_agree(traced.contributions, loop, part) is not False:
+                        known.gradients = self._traced
+                        return
+                    reason = "the traced gradients disagree with the loop on a few records"
+                except UntracedUse as error:
+                    reason = str(error)
+            known.traced = False
+            try:
+                found = vmap_gradients(part, self.loss)
+            except (RuntimeError, TypeError, AttributeError, NotImplementedError) as error:
+                raise UnsupportedModel(_NOT_UNDERSTOOD.format(reason, type(error).__name__, error)) from None
+        if gradients_agree(found, loop, part) is False:
             raise UnsupportedModel(
-                "the gradients of a few records disagree with the same records taken one at a time: a record's "
-                "loss depends on other rows, on the size of the batch or on torch's global generator. Let every "
-                "row's loss depend on that row, the model and `random` alone"
+                "the gradients of a few records disagree with the same records taken one at a time: a layer behaves "
+                "otherwise under torch.func.vmap, or the loss draws from a generator other than `random`"
             )
-        return True
+        known.gradients = self._by_func
 
-    def _vmap(self, part: Part, known: Known, compression: Compressed | None) -> dict[str, Contribution]:
-        try:
-            return VmapGradients(part, self.loss, compression).contributions
-        except (UnsupportedModel, torch.OutOfMemoryError):
-            raise
-        except (RuntimeError, TypeError, AttributeError, NotImplementedError, ValueError) as error:
-            raise UnsupportedModel(
-                f"neither tracing nor torch.func understands this loss: tracing says {known.untraced!r}, torch.func "
-                f"raises {type(error).__name__}. Use the parameters in layers the engine knows (linear, convolution, "
-                "embedding, normalisation, element-wise scales), or write the loss so that torch.func.vmap can "
-                "trace it (differentiate with torch.func.grad, vjp or jvp, not with torch.autograd.grad)"
-            ) from None
+
+_NOT_UNDERSTOOD = (
+    "the loss was refused on random images: neither tracing ({}) nor torch.func.vmap ({}: {}) can run it for one row. A "
+    "loss may not turn values into Python numbers, branch on them, index by masks, draw from a global generator or write "
+    "to tensors of before; differentiate with torch.func.grad, vjp or jvp, not with torch.autograd.grad"
+)

@@ -1,12 +1,8 @@
-"""Why a gradient cannot be found: internal signals to try another way, and the error a user sees."""
+"""Why a gradient cannot be found: an internal signal to try another way, and the error a user sees."""
 
 
 class UntracedUse(Exception):
     """Tracing does not understand how a parameter is used; torch.func may."""
-
-
-class NothingToCompare(UntracedUse):
-    """No unit of this batch has a gradient that could confirm the traced shapes; another batch may have one."""
 
 
 class UnsupportedModel(ValueError):

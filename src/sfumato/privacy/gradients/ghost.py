@@ -36,8 +36,8 @@ _CANCELLING_UNITS = int(EXACT_UNITS / MOST_SPREAD)
 class GhostClipping(Contribution):
     """``a`` is ``[units, positions, inner]``, ``b`` is ``[units, positions, outer]``; the weight ``[outer, inner]``."""
 
-    def __init__(self, a: Tensor, b: Tensor, *, stack: int) -> None:
-        self.a, self.b, self.stack = a, b, stack
+    def __init__(self, a: Tensor, b: Tensor) -> None:
+        self.a, self.b = a, b
         inner, outer, positions = a.shape[2], b.shape[2], a.shape[1]
         self._length = _lengths(a)
         # |round(a') - a'| ≤ √inner / 2 where |a'| = 2^22; the other rounding is √outer / 2 steps times |round(a')|.
@@ -62,12 +62,11 @@ class GhostClipping(Contribution):
         return outer_products(self.a, self.b)
 
     def sums(self, factor: Tensor, spacing: float) -> Tensor:
-        if in_blocks(self.a) and self.stack == 1:
+        if in_blocks(self.a):
             return self._sums_in_blocks(factor, spacing)
         left, right = _whole_numbers(self.a, self.b, self._length, factor, spacing=spacing)
-        left, right = (value.view(self.stack, -1, *value.shape[1:]) for value in (left, right))
-        parts = zip(left.split(self._units, dim=1), right.split(self._units, dim=1), strict=True)
-        return add([torch.bmm(b.flatten(1, 2).transpose(1, 2), a.flatten(1, 2)).flatten(1) for a, b in parts])
+        parts = zip(left.split(self._units), right.split(self._units), strict=True)
+        return add([(b.flatten(0, 1).t() @ a.flatten(0, 1)).flatten() for a, b in parts])
 
     def _sums_in_blocks(self, factor: Tensor, spacing: float) -> Tensor:
         """The same numbers, a few units at a time: the copies in float64 stay in a CPU's cache."""
@@ -79,7 +78,7 @@ class GhostClipping(Contribution):
                 left, right = (value.flatten(0, 1) for value in _whole_numbers(*few, spacing=spacing))
                 part.addmm_(right.t(), left)
             total.add_(part.flatten().to(torch.int64))
-        return total[None]
+        return total
 
 
 def _gram_product(a: Tensor, b: Tensor) -> Tensor:

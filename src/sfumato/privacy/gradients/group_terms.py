@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.coupled_loss import shifted_sum
 from sfumato.privacy.gradients.engine import clipped_sum
-from sfumato.privacy.gradients.errors import UnsupportedModel
-from sfumato.privacy.gradients.mixing import refuse_mixing
-from sfumato.privacy.gradients.probe import check, disturbed, guard_function
+from sfumato.privacy.gradients.isolation import one_group
+from sfumato.privacy.gradients.probe import check, check_group
 from sfumato.privacy.randomness import Draws
 
 GroupLoss = Callable[..., Tensor]
@@ -91,7 +90,7 @@ class Grouped(Terms):
     def check(self, model: nn.Module, batch: Batch) -> None:
         if self.sample_loss is not None:
             check(model, self.sample_loss, batch, self.clip_norms[0])
-        _check_group(model, self.group_loss, batch)
+        check_group(model, self.group_loss, batch)
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class Coupled(Terms):
 
     def check(self, model: nn.Module, batch: Batch) -> None:
         check(model, self.sample_loss, batch, self.clip_norm)
-        _check_group(model, self.batch_loss, batch)
+        check_group(model, self.batch_loss, batch)
 
 
 def _check_numbers(*numbers: float) -> None:
@@ -156,9 +155,7 @@ def _used(model: nn.Module, loss: GroupLoss, batch: Batch) -> tuple[dict[str, Te
         return nothing
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with torch.enable_grad():
-        value = loss(model, batch.images[rows], batch.labels[rows], batch.random[rows])
-        if value.dim():
-            raise UnsupportedModel("the loss of a group must return a single number, a tensor without dimensions")
+        value = one_group(loss, model, batch.images[rows], batch.labels[rows], batch.random[rows])
         if not value.requires_grad:
             return nothing
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
@@ -192,26 +189,3 @@ class _Cut(Draws):
         if (name, count) not in self.words:
             self.words[name, count] = self.whole._words(name, count)
         return self.words[name, count][self.places]
-
-
-def _norm(vector: dict[str, Tensor]) -> float:
-    return math.sqrt(sum(float(value.square().sum()) for value in vector.values()))
-
-
-def _check_group(model: nn.Module, loss: GroupLoss, batch: Batch) -> None:
-    """One half of the batch, the other half in two forms, and the first again: it must not remember what it saw."""
-    refuse_mixing(model)
-    half = batch.units // 2
-    first = batch.take(0, half)
-    guard_function(loss, lambda guarded: group_gradient(model, guarded, first))
-    before = group_gradient(model, loss, first)
-    for unit in (half, batch.units - 1):
-        group_gradient(model, loss, disturbed(model, batch, unit).take(half, batch.units))
-        after = group_gradient(model, loss, replace(first))
-        apart = _norm({name: after[name] - before[name] for name in before})
-        if apart > 1e-4 * _norm(before) + 1e-12:
-            raise UnsupportedModel(
-                "a group's loss gives another gradient after other groups were seen: it keeps something of them, or "
-                "draws from a generator other than `random`. Let it depend on its own rows and the model alone; draw "
-                "from a prior before the question is asked, or from `random`"
-            )

@@ -9,7 +9,7 @@ from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.contribution import Contribution, PerExample
 from sfumato.privacy.gradients.fixed_point import MARGIN
 from sfumato.privacy.gradients.groups import Clip, groups_of
-from sfumato.privacy.gradients.per_class import Part, PerClass, losses
+from sfumato.privacy.gradients.per_class import Part, PerClass
 from sfumato.privacy.gradients.sparsify import Compressed
 from sfumato.privacy.gradients.task import trainable_parameters
 
@@ -17,9 +17,8 @@ from sfumato.privacy.gradients.task import trainable_parameters
 def unit_gradient(model: nn.Module, loss: Loss, one: Batch) -> dict[str, Tensor]:
     """Parameter name → the gradient of a single unit's loss, in float64."""
     parameters = trainable_parameters(model)
-    weights = one.weights.flatten()
     with torch.enable_grad():
-        value = torch.where(weights > 0, losses(model, loss, one) * weights, 0.0).sum()
+        value = torch.stack([_row_loss(model, loss, one, row) for row in range(len(one.labels))]).sum()
         if not value.requires_grad:
             return {name: torch.zeros_like(p, dtype=torch.float64) for name, p in parameters.items()}
         gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
@@ -29,16 +28,23 @@ def unit_gradient(model: nn.Module, loss: Loss, one: Batch) -> dict[str, Tensor]
     }
 
 
+def _row_loss(model: nn.Module, loss: Loss, one: Batch, row: int) -> Tensor:
+    """The weighted loss of one row, which is given alone; without ``torch.func``."""
+    weight, here = one.weights.flatten()[row], slice(row, row + 1)
+    if not weight > 0:
+        return weight.new_zeros(())
+    own = model[int(one.labels[row])] if isinstance(model, PerClass) else model
+    state = () if one.state is None else (one.state[here],)
+    return loss(own, one.images[here], one.labels[here], one.random[here], *state)[0] * weight
+
+
 class PerExampleLoop:
     """The contributions of one part of a batch, one unit after another; checks the faster ways on a few units."""
 
     def __init__(self, part: Part, loss: Loss) -> None:
-        batch, stack = part.batch, len(part.models)
-        each = batch.units // stack
-        found = [unit_gradient(part.models[i // each], loss, batch.take(i, i + 1)) for i in range(batch.units)]
+        found = [unit_gradient(part.model, loss, part.batch.take(i, i + 1)) for i in range(part.batch.units)]
         self.contributions: dict[str, Contribution] = {
-            name: PerExample(torch.stack([gradient[name].flatten() for gradient in found]), stack=stack)
-            for name in found[0]
+            name: PerExample(torch.stack([gradient[name].flatten() for gradient in found])) for name in found[0]
         }
 
 

@@ -41,12 +41,12 @@ def prefers_ghost(*, positions: int, inner: int, outer: int, dtype: torch.dtype,
     return ghost < (positions + _MEMORY_COST) * weight
 
 
-def weight_gradients(a: Tensor, b: Tensor, *, stack: int) -> Contribution:
+def weight_gradients(a: Tensor, b: Tensor) -> Contribution:
     """The contribution of a weight ``[outer, inner]`` from ``a`` ``[units, positions, inner]`` and ``b``."""
     shape = {"positions": a.shape[1], "inner": a.shape[2], "outer": b.shape[2]}
     if prefers_ghost(**shape, dtype=a.dtype, device=a.device):
-        return GhostClipping(a, b, stack=stack)
-    return PerExample(outer_products(a, b), stack=stack)
+        return GhostClipping(a, b)
+    return PerExample(outer_products(a, b))
 
 
 class Reordered(Contribution):
@@ -54,7 +54,7 @@ class Reordered(Contribution):
 
     def __init__(self, inner: Contribution, order: Callable[[Tensor], Tensor]) -> None:
         self.inner, self.order = inner, order
-        self.stack, self.relative, self.absolute = inner.stack, inner.relative, inner.absolute
+        self.relative, self.absolute = inner.relative, inner.absolute
         self.bytes_per_unit = inner.bytes_per_unit
 
     def norms(self) -> tuple[Tensor, Tensor]:
@@ -65,4 +65,4 @@ class Reordered(Contribution):
         return self.order(found.to(working(found.dtype)))
 
     def sums(self, factor: Tensor, spacing: float) -> Tensor:
-        return self.order(self.inner.sums(factor, spacing))
+        return self.order(self.inner.sums(factor, spacing)[None])[0]

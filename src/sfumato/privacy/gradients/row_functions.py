@@ -100,7 +100,7 @@ def _rows_alike(function: Function, public: Microbatch) -> bool:
 
 
 def _micro(batch: Batch) -> Microbatch:
-    return Microbatch((Part((nn.Identity(),), ("",), batch),))
+    return Microbatch((Part(nn.Identity(), "", batch),))
 
 
 def _warn(what: str, batch: Batch, way: _Way) -> None:

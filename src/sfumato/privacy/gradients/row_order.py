@@ -114,7 +114,7 @@ def unequal_parameters(run: Run, micro: Microbatch) -> list[str]:
 
 
 def _size(micro: Microbatch) -> int:
-    return micro.parts[0].batch.units // len(micro.parts[0].models)
+    return micro.units
 
 
 def _changed(micro: Microbatch, change: Callable[[Part], Batch]) -> Microbatch:
@@ -122,13 +122,8 @@ def _changed(micro: Microbatch, change: Callable[[Part], Batch]) -> Microbatch:
 
 
 def reordered(micro: Microbatch, order: Tensor) -> Microbatch:
-    """The same units in another order, within every stacked model."""
-
-    def reorder(part: Part) -> Batch:
-        offsets = torch.arange(len(part.models))[:, None] * len(order)
-        return part.batch.select((offsets + order).flatten().to(part.batch.weights.device))
-
-    return _changed(micro, reorder)
+    """The same units in another order."""
+    return _changed(micro, lambda part: part.batch.select(order.to(part.batch.weights.device)))
 
 
 def keeping(micro: Microbatch, kept: Tensor) -> Microbatch:
@@ -136,7 +131,7 @@ def keeping(micro: Microbatch, kept: Tensor) -> Microbatch:
 
     def keep(part: Part) -> Batch:
         batch = part.batch
-        units = kept.repeat(len(part.models)).to(batch.weights.device)
+        units = kept.to(batch.weights.device)
         rows = units.repeat_interleave(batch.rows_per_unit)
         images = torch.where(rows.view(-1, *(1,) * (batch.images.dim() - 1)), batch.images, 0)
         return replace(batch, images=images, weights=torch.where(units[:, None], batch.weights, 0.0))
@@ -154,8 +149,7 @@ def public_copy(micro: Microbatch) -> Microbatch:
         state = batch.state
         if state is not None:
             state = torch.randn(state.shape, generator=generator).to(state)
-        own = [int(prefix.split(".")[1]) if prefix else 0 for prefix in part.prefixes]
-        labels = torch.tensor(own).repeat_interleave(len(rows) // len(own)).to(batch.labels)
+        labels = torch.full_like(batch.labels, int(part.prefix.split(".")[1]) if part.prefix else 0)
         width = batch.rows_per_unit
         random = replace(batch.random, rows=(rows // width).to(batch.random.rows), draw=(rows % width).to(rows))
         return Batch(images, labels, random, torch.full_like(batch.weights, 1.0 / width), state)

@@ -1,24 +1,34 @@
-"""The loss as a module, and checks that every back-end needs."""
+"""The loss of every row, and checks that every back-end needs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from sfumato.privacy.gradients.batch import Batch, Loss
 from sfumato.privacy.gradients.errors import UnsupportedModel
+from sfumato.privacy.gradients.isolation import each_row
 
 
-class Task(nn.Module):
-    """The loss as a module, so that the parameters inside can be exchanged by name."""
+class _Task(nn.Module):
+    """The loss of every row as a module, so that the parameters inside can be exchanged by name."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()
-        self.model = model
-        self.loss = loss
+        self.model, self.loss = model, loss
 
     def forward(self, batch: Batch) -> Tensor:
-        return batch.losses(self.loss, self.model)
+        return each_row(self.loss, batch, self.model)
+
+
+def losses(model: nn.Module, loss: Loss, batch: Batch, values: Mapping[str, Tensor]) -> Tensor:
+    """The loss of every row, each by itself, with these tensors in place of the model's own."""
+    own = {"model." + name: value for name, value in values.items()}
+    found: Tensor = functional_call(_Task(model, loss), own, (batch,))
+    return found
 
 
 def weighted_loss(rows: Tensor, batch: Batch) -> Tensor:

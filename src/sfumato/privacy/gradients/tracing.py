@@ -1,9 +1,9 @@
 """Tracing: how every use of a parameter is seen, and what each layer's input and output gradient contribute.
 
-During a pass each trainable parameter is replaced by a ``Tracked`` tensor. Every function called with it arrives here:
-a use that a layer rule understands runs on the parameter's plain values and contributes in the backward pass; any other
-use raises ``UntracedUse``. A use that went unnoticed all the same would leave a path in the autograd graph to the
-``Tracked`` leaf or to the parameter itself, and the backward pass looks for exactly that.
+During a pass each trainable parameter is replaced by a ``Tracked`` tensor. Every function called with it arrives here.
+A layer rule runs linear layers, convolutions and embeddings on the plain values and keeps (input, output gradient); in
+any other function a parameter is replaced by a copy for each row. A use that went unnoticed all the same would leave a
+path in the autograd graph to the ``Tracked`` leaf or to the parameter itself, and the backward pass looks for that.
 """
 
 from __future__ import annotations
@@ -15,36 +15,28 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
 
-from sfumato.privacy.gradients.contribution import Contribution
+from sfumato.privacy.gradients.contribution import Contribution, rows_to_units
 from sfumato.privacy.gradients.errors import UntracedUse
+from sfumato.privacy.gradients.isolation import row_number
 
 Rule = Callable[["Record", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 RULES: dict[Any, Rule] = {}
-"""torch function → the rule that understands a tracked parameter in it. Filled by the files in ``layers``."""
+"""torch function → the rule that understands a tracked parameter in it. Filled by ``layers``."""
 
 
 class Record:
-    """One forward and backward pass over ``rows`` rows of ``units`` units, for ``stack`` models side by side."""
+    """One forward and backward pass over the rows of ``units`` units."""
 
-    def __init__(self, *, rows: int, units: int, stack: int, device: torch.device) -> None:
-        self.rows, self.units, self.stack = rows, units, stack
+    def __init__(self, *, units: int, device: torch.device, channels_last: bool = False) -> None:
+        self.units = units
         # Everything understood hangs on this leaf, so that autograd visits layers whose input needs no gradient.
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         self.contributions: dict[str, list[Contribution]] = {}
-        self.signature: list[tuple[object, ...]] = []
-        self.counting = self.channels_last = False
+        self.channels_last = channels_last
+        self.counting = False
         self.held = self.written = 0
-
-    def expect_rows(self, name: str, tensor: Tensor) -> None:
-        """Refuse a tensor whose first dimension is not the rows.
-
-        The signature shows that this is no coincidence: the same shapes after the first dimension at two different
-        numbers of rows.
-        """
-        if tensor.dim() < 1 or tensor.shape[0] != self.rows:
-            raise UntracedUse(f"parameter {name!r} meets a tensor whose first dimension is not the batch")
-        self.signature.append((name, *tensor.shape[1:]))
 
     def add(self, name: str, contribution: Contribution, *, held: int = 0, written: int = 0) -> None:
         """Note what a use contributes, the bytes that autograd holds for it, and the bytes written to form it."""
@@ -54,7 +46,7 @@ class Record:
 
 
 class Tracked(Tensor):
-    """A parameter under observation. ``plain``: its values; with stacked models ``[stack, *shape]``."""
+    """A parameter under observation. ``plain``: its values."""
 
     called: str
     plain: Tensor
@@ -72,46 +64,51 @@ class Tracked(Tensor):
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        tracked = next(iter(_tracked((*args, *kwargs.values()))))
-        rule, stacked = RULES.get(func), tracked.record.stack > 1
-        if rule is not None and (torch.is_grad_enabled() or stacked):
-            return rule(tracked.record, func, args, kwargs)
+        tracked = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tracked))
         name = getattr(func, "__name__", str(func))
-        constant = not torch.is_grad_enabled() or name == "detach" or func == _DATA
         if name.endswith("_") and not name.endswith("__"):
             raise UntracedUse(f"{name} changes parameter {tracked.called!r} in place")
-        with torch._C.DisableTorchFunctionSubclass(), torch.set_grad_enabled(torch.is_grad_enabled() and not constant):
-            # The values of this pass: in a compiled function the parameter's own would become a constant.
-            result = func(*_plain(args), **kwargs) if constant and not stacked else func(*args, **kwargs)
-        if not any(isinstance(item, Tensor) for item in _flat(result)):
-            # Shapes, dtypes, devices and plain numbers are constants to autograd as well.
-            return result
-        if constant and not stacked and isinstance(result, Tensor):
-            return result.detach().as_subclass(Tensor)
-        raise UntracedUse(f"{name} is applied to parameter {tracked.called!r}")
+        if not torch.is_grad_enabled() or name == "detach" or func == _DATA:
+            args, kwargs = tree_map(_plain, (args, kwargs))
+            return func(*args, **kwargs)
+        if func in RULES:
+            return RULES[func](tracked.record, func, args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            if name in _PROPERTIES or func in _GETTERS:
+                return func(*args, **kwargs)
+        args, kwargs = tree_map(copied, (args, kwargs))
+        return func(*args, **kwargs)
 
 
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_PROPERTIES = {
+    "dim",
+    "size",
+    "numel",
+    "stride",
+    "is_floating_point",
+    "is_complex",
+    "element_size",
+    "__len__",
+    "ndimension",
+}
+_GETTERS = {
+    getattr(Tensor, name).__get__
+    for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_cuda", "is_sparse")
+}
 
 
-def _flat(value: Any) -> Iterable[Any]:
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _flat(item)
-    else:
-        yield value
+def _plain(value: Any) -> Any:
+    return value.plain if isinstance(value, Tracked) else value
 
 
-def _plain(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(value.plain if isinstance(value, Tracked) else value for value in values)
-
-
-def _tracked(values: Iterable[Any]) -> Iterable[Tracked]:
-    return (item for item in _flat(tuple(values)) if isinstance(item, Tracked))
+def copied(value: Any) -> Any:
+    """A copy of a tracked parameter for each row; row i's gradient of its copy is its gradient of the parameter."""
+    return see(value.record, _Copies(value), row_number())[0] if isinstance(value, Tracked) else value
 
 
 class Layer(ABC):
-    """One use of a layer: how it computes, and what its parameters' gradients are made of."""
+    """One use of a layer: how it computes, and what its parameters' gradients are made of. Rows come first."""
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor: ...
@@ -124,7 +121,24 @@ class Layer(ABC):
         """Hand the record a contribution for each tracked parameter of this use."""
 
 
+class _Copies(Layer):
+    def __init__(self, parameter: Tracked) -> None:
+        self.parameter = parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        plain = self.parameter.plain
+        return plain.expand(len(x), *plain.shape).clone()
+
+    def input_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
+        raise UntracedUse("the number of a row has no gradient")
+
+    def note(self, record: Record, x: Tensor, gradient: Tensor) -> None:
+        record.add(self.parameter.called, rows_to_units(gradient, units=record.units))
+
+
 class _Seen(torch.autograd.Function):
+    """A layer on all rows: what autograd records."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: Layer, record: Record) -> Tensor:
         ctx.layer, ctx.record = layer, record
@@ -144,17 +158,39 @@ class _Seen(torch.autograd.Function):
         return (ctx.layer.input_gradient(x, gradient) if ctx.needs_input_grad[0] else None), None, None, None
 
 
-def see(record: Record, layer: Layer, x: Tensor) -> Tensor:
-    """The layer's output, with a note to be made when the gradient comes back."""
-    return _Seen.apply(x, record.anchor, layer, record)
+class _SeenByRow(torch.autograd.Function):
+    """The same as the function of one row sees it: its vmap rule is the step from one row to all of them."""
+
+    @staticmethod
+    def forward(x: Tensor, anchor: Tensor, number: Tensor, layer: Layer, record: Record) -> Tensor:
+        raise UntracedUse("a layer is used where the rows are not")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        return
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise UntracedUse("the loss differentiates the network")
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, x: Tensor, anchor: Tensor, number: Tensor, layer: Layer, record: Record
+    ) -> tuple[Tensor, int]:
+        x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        y = _Seen.apply(x.flatten(0, 1), anchor, layer, record)
+        return y.unflatten(0, (info.batch_size, -1)), 0
 
 
-def see_product(record: Record, layer: Layer, x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """The same for a layer that autocast would run in ``dtype``; the layer's weights are in it already."""
+def see(record: Record, layer: Layer, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The layer's output for one row, with a note to be made when the gradient comes back.
+
+    Autocast would run the layer in ``dtype``; its weights are in it already.
+    """
     if dtype is None:
-        return _Seen.apply(x, record.anchor, layer, record)
+        return _SeenByRow.apply(x, record.anchor, row_number(), layer, record)
     with torch.autocast(x.device.type, enabled=False):
-        return _Seen.apply(x.to(dtype), record.anchor, layer, record)
+        return _SeenByRow.apply(x.to(dtype), record.anchor, row_number(), layer, record)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:

@@ -1,0 +1,193 @@
+"""A function of rows sees one row: ``torch.func.vmap`` runs it for all rows of a batch.
+
+Inside, no value becomes a Python number or a branch, no shape follows from values, nothing is drawn from torch's global
+generators and no tensor of before is written to: torch refuses each of these. What torch would allow is refused here:
+texts of tensors, hooks, functions with a vmap rule of their own, tensors that outlive the call, and Python state that a
+call has changed.
+"""
+
+from __future__ import annotations
+
+import gc
+import random as python_random
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from sfumato.privacy.gradients.batch import Batch
+from sfumato.privacy.gradients.errors import UnsupportedModel
+from sfumato.privacy.gradients.python_state import python_state
+from sfumato.privacy.randomness import Draws
+
+_TEXTS = {Tensor.__repr__, Tensor.__format__}
+_HOOKS = {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook}
+_HINT = "a loss, feature or update may only return one result for each row, computed from that row"
+
+
+_level: Callable[[Tensor], int] = torch._C._functorch.maybe_get_level
+"""The number of the outermost ``torch.func`` transform that a tensor belongs to, -1 for a tensor of none."""
+
+
+class OneRow(TorchFunctionMode):
+    """Refuses what vmap allows and would let a value out of its row, and notes the tensors that are made."""
+
+    def __init__(self, number: Tensor) -> None:
+        """``number`` is a tensor of the row, of shape ``[1]``."""
+        super().__init__()
+        self.number = number
+        self._level = _level(number)
+        self._made: list[weakref.ref[Tensor]] = []
+
+    def note(self, found: object) -> None:
+        """Tensors that must not outlive the call."""
+        if isinstance(found, Tensor):
+            if _level(found) >= self._level:  # a constant may outlive the call
+                self._made.append(weakref.ref(found))
+        elif isinstance(found, (tuple, list)):
+            for one in found:
+                self.note(one)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _TEXTS:
+            raise UnsupportedModel(
+                f"the function makes a text of a tensor, which shows every row of the batch; {_HINT}"
+            )
+        if func in _HOOKS:
+            raise UnsupportedModel(f"the function registers a hook, which is called with all rows at once; {_HINT}")
+        if getattr(func, "__name__", "") == "custom_function_call" and not args[0].generate_vmap_rule:
+            raise UnsupportedModel(
+                f"the autograd function {args[0].__name__} has no vmap rule, or one of its own, which is given all rows "
+                "at once; set generate_vmap_rule = True"
+            )
+        found = func(*args, **(kwargs or {}))
+        self.note(found)
+        return found
+
+    def refuse_kept(self) -> None:
+        """Refuse a function that keeps a tensor of a row for later."""
+        if any(one() is not None for one in self._made):
+            gc.collect()  # what is only part of a cycle is not kept
+        if any(one() is not None for one in self._made):
+            raise UnsupportedModel(f"the function keeps a tensor that was computed from the rows; {_HINT}")
+
+
+_modes: list[OneRow] = []
+_tolerant: list[bool] = []
+
+
+def row_number() -> Tensor:
+    """A tensor of the row that the function sees, ``[1]``: what is computed from it has a value for each row."""
+    return _modes[-1].number
+
+
+@contextmanager
+def first_call() -> Iterator[None]:
+    """On random rows: a function may fill its caches at its first call."""
+    _tolerant.append(True)
+    try:
+        yield
+    finally:
+        _tolerant.pop()
+
+
+def each_row(function: Callable[..., Tensor], batch: Batch, *leading: object) -> Tensor:
+    """``function(*leading, images, labels, random[, state])`` for every row by itself: one result for each row."""
+
+    def one(image: Tensor, label: Tensor, row: Tensor, draw: Tensor, *state: Tensor) -> Tensor:
+        found = function(*leading, image, label, replace(batch.random, rows=row, draw=draw), *state)
+        if not isinstance(found, Tensor) or found.shape[:1] != (1,):
+            raise UnsupportedModel("the function must give one result for each of the rows it gets")
+        return found[0]
+
+    fields = [batch.images, batch.labels, batch.random.rows, batch.random.draw]
+    fields += [] if batch.state is None else [batch.state]
+    return _isolated(function, one, [field[:, None] for field in fields])
+
+
+def each_shard(function: Callable[..., Tensor], batch: Batch) -> Tensor:
+    """``function(images, labels, weights, random, state)`` for every shard by itself: the shard's new state.
+
+    A shard is a unit with many rows; the function gets ``[1, rows, ...]``, the draws of these rows and ``[1, ...]``.
+    """
+    if batch.state is None:
+        raise UnsupportedModel("a function of shards updates their state, and no state was given")
+    size = (batch.units, batch.rows_per_unit)
+    memory = batch.state.unflatten(0, size)[:, 0] if batch.units else batch.state
+
+    def one(images: Tensor, labels: Tensor, weights: Tensor, rows: Tensor, draw: Tensor, state: Tensor) -> Tensor:
+        found = function(images, labels, weights, replace(batch.random, rows=rows[0], draw=draw[0]), state)
+        if not isinstance(found, Tensor) or found.shape != state.shape:
+            raise UnsupportedModel("the function must give each shard a state of the shape it had")
+        return found[0]
+
+    by_shard = [f.unflatten(0, size) for f in (batch.images, batch.labels, batch.random.rows, batch.random.draw)]
+    images, labels, rows, draw = by_shard
+    fields = [images, labels, batch.weights, rows, draw, memory]
+    return _isolated(function, one, [field[:, None] for field in fields])
+
+
+def one_group(loss: Callable[..., Tensor], model: object, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+    """``loss(model, images, labels, random)`` of several rows together: a single number."""
+
+    def one(images: Tensor, labels: Tensor) -> Tensor:
+        found = loss(model, images, labels, random)
+        if not isinstance(found, Tensor) or found.dim():
+            raise UnsupportedModel("the loss of a group must return a single number, a tensor without dimensions")
+        return found
+
+    return _isolated(loss, one, [images[None], labels[None]])[0]
+
+
+def _isolated(function: object, one: Callable[..., Tensor], fields: Sequence[Tensor]) -> Tensor:
+    """``one`` of every slice of the fields, where it can see nothing but its slice and public constants."""
+    modes: list[OneRow] = []
+
+    def guarded(number: Tensor, *values: Tensor) -> Tensor:
+        with _in_mode(number) as mode:
+            modes.append(mode)
+            mode.note(values)
+            return one(*values)
+
+    numbers = fields[0].new_zeros(len(fields[0]), 1)
+    with _unchanged_state(function):
+        found: Tensor = torch.vmap(guarded, randomness="error")(numbers, *fields)
+    for mode in modes:
+        mode.refuse_kept()
+    return found
+
+
+@contextmanager
+def _in_mode(number: Tensor) -> Iterator[OneRow]:
+    with OneRow(number) as mode:
+        _modes.append(mode)
+        try:
+            yield mode
+        finally:
+            _modes.pop()
+
+
+@contextmanager
+def _unchanged_state(function: object) -> Iterator[None]:
+    """Refuse a function that counts its calls, which follow from the size of the batch, or draws from a generator."""
+    before = None if _tolerant else python_state(function)
+    generators = _generator_states()
+    yield
+    if _generator_states() != generators:
+        raise UnsupportedModel("the function uses the global generator of numpy or Python; draw from `random`")
+    if before is not None and python_state(function) != before:
+        raise UnsupportedModel(
+            "a call of the function changes Python state that outlives it (a counter, a list, a cache). Let it depend "
+            "on its arguments and public constants alone"
+        )
+
+
+def _generator_states() -> tuple[object, ...]:
+    kind, keys, position, *_ = np.random.get_state()
+    return kind, np.asarray(keys).tobytes(), position, python_random.getstate()
