@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sfumato.cli.console import ProgressBar, print_json, print_table, remark, remark_table, say
+from sfumato.cli.console import ProgressBar, print_json, print_table, remark, say
 from sfumato.cli.options import DeclaredSize, Device, Json, MethodOptions, TimeLimit, device_named
 from sfumato.durations import duration
 from sfumato.options import BudgetOptions
@@ -120,7 +119,7 @@ def plan(
     one = parameters.configured(method)
     planned = one.plan(budget.budget(declared_size=declared_size))
     if not as_json:
-        _say_plan(one, planned)
+        say(plan_text(one, planned))
     shape = None if size is None else (channels, size, size)
     work = None if shape is None else _measured(one, declared_size, shape=shape, classes=classes, device=device)
     if as_json:
@@ -242,43 +241,9 @@ def _facts(method: Method, planned: Plan, work: Work | None) -> dict[str, Any]:
     return facts if work is None else {**facts, "work": work.to_json()}
 
 
-def _headline(method: Method, planned: Plan) -> str:
-    facts = planned.to_json()
-    spent = "no guarantee" if facts["epsilon"] is None else f"ε {facts['epsilon']:.4g} at δ {planned.budget.delta:g}"
-    return f"{method.name} ({method.variant}): {spent}, {facts['relation']} ({planned.budget.unit})"
-
-
-QUERY_HEADINGS = ("query", "steps", "sampling rate", "noise multiplier", "blocks")
-
-
-def query_rows(events: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """The rows of a table of ledger events, as ``Event.to_json`` gives them."""
-    for event in events:
-        if event["kind"] == "raw access":
-            yield event["name"], "", "", "", f"RAW RECORDS: {event['reason']}"
-            continue
-        if event["kind"] == "private selection":
-            yield (
-                event["name"],
-                "1",
-                "",
-                "",
-                f"the best of a random number of trials of {len(event['candidates'])} kinds",
-            )
-            continue
-        blocks = ", ".join(f"{block['name']} {block['noise_multiplier']:.4g}" for block in event["blocks"])
-        yield event["name"], str(event["steps"]), f"{event['rate']:g}", f"{event['noise_multiplier']:.4g}", blocks
-
-
-def _say_plan(method: Method, planned: Plan) -> None:
-    say(_headline(method, planned))
-    print_table(QUERY_HEADINGS, query_rows(planned.to_json()["events"]))
-
-
-def remark_plan(method: Method, planned: Plan) -> None:
-    """Show the plan on standard error, before a training."""
-    remark(_headline(method, planned))
-    remark_table(QUERY_HEADINGS, query_rows(planned.to_json()["events"]))
+def plan_text(method: Method, planned: Plan) -> str:
+    """The plan of a method as ``print`` shows it."""
+    return f"{method.name} ({method.variant}): {planned}"
 
 
 def _say_work(work: Work) -> None:

@@ -23,7 +23,7 @@ from sfumato.cli.options import (
     device_named,
     signing_key,
 )
-from sfumato.cli.plan import remark_plan
+from sfumato.cli.plan import plan_text
 from sfumato.durations import duration
 from sfumato.options import BudgetOptions, ReadingOptions
 
@@ -248,7 +248,7 @@ def train(
     trained = measured(chosen, release_accuracy, classes=len(images.classes))
     if planned is None or planned.budget != allowed or trained is not chosen or minutes is not None:
         planned = trained.plan(allowed)
-    remark_plan(chosen, planned)
+    remark(plan_text(chosen, planned))
     # By the first process alone: a warning is to be read once.
     remarks = tuple(world.from_first(lambda: expected_use(chosen, public, declared=declared_size is not None)))
     files = {"command.toml": config_text(context)}

@@ -70,9 +70,13 @@ class ImageTransform:
                 raise self._too_large(name) from None
             self._check_area(*image.size, name=name)
             image.load()
-            turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
-            upright = image if turn is None else image.transpose(turn)
-            return self._finish(_eight_bits(upright))
+            return self.convert(image)
+
+    def convert(self, image: Image.Image) -> np.ndarray:
+        """A decoded image."""
+        turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
+        upright = image if turn is None else image.transpose(turn)
+        return self._finish(_eight_bits(upright))
 
     def fit(self, array: np.ndarray, *, name: str = "") -> np.ndarray:
         """The image in an array ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]`` of any numeric kind."""

@@ -22,11 +22,12 @@ from sfumato.data.images import PublicImages
 from sfumato.files import new_folder, write_json
 from sfumato.privacy.distributed import World
 from sfumato.release.card import Card
+from sfumato.release.dicom import write_dicom_files
 from sfumato.release.registry import write_catalogue
 from sfumato.release.release import Release
 from sfumato.release.synthetic import SyntheticImages
 
-ExportFormat = Literal["folder", "npz", "parquet"]
+ExportFormat = Literal["folder", "npz", "parquet", "dicom"]
 
 DESCRIPTION = 0x010E
 """EXIF's number of an image's description."""
@@ -51,7 +52,8 @@ def export(
         synthetic: What ``release.sample`` returned.
         path: The folder to write; it must be empty or absent.
         format: "folder" writes ``images/<class>/000000.png``; "npz" writes ``images.npz`` with images, labels and
-            classes; "parquet" writes ``images.parquet`` in Hugging Face form. ``card.json`` is beside them, with a
+            classes; "parquet" writes ``images.parquet`` in Hugging Face form; "dicom" writes
+            ``images/<class>/000000.dcm``, marked as synthetic. ``card.json`` is beside them, with a
             dataset card (``README.md``) and Croissant metadata (``croissant.json``) for data catalogues.
         allow_no_guarantee: Images whose card says "no guarantee" are written only with this.
 
@@ -184,6 +186,7 @@ _WRITERS: dict[str, Callable[[Path, SyntheticImages], None]] = {
     "folder": _write_folder,
     "npz": _write_npz,
     "parquet": _write_parquet,
+    "dicom": write_dicom_files,
 }
 
 
