@@ -128,7 +128,7 @@ def _fit(method: Method, private: PrivateImages, plan: Plan, out: Path, console:
     with ProgressBar() as progress:
         release = train_run(out, method, private, plan, RunOptions(progress=progress))
     card = release.card
-    console.print(Panel(card.sentence, title=f"[bold]{card.guarantee}[/bold]: ε = {card.epsilon}", width=100))
+    console.print(Panel(card.explained, title=f"[bold]{card.guarantee}[/bold]: ε = {card.epsilon}", width=100))
     return release
 
 

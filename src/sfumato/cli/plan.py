@@ -21,53 +21,25 @@ if TYPE_CHECKING:
     from sfumato.training.profiling import Work
 
 
+DELTA = 1e-5
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)
 
 
 def print_epsilon_table(*, as_json: bool) -> None:
-    """What an ε means for someone in the data: how far it can move any probability, and an attacker's belief."""
-    facts = [
-        {
-            "epsilon": epsilon,
-            "factor": math.exp(epsilon),
-            "belief_from_half": attacker_belief(0.5, epsilon),
-            "belief_from_one_percent": attacker_belief(0.01, epsilon),
-        }
-        for epsilon in EPSILONS
-    ]
+    """What an ε means for someone in the data: how far it can move any probability, and an attacker's guess."""
+    from sfumato.release.plain_numbers import LEVELS, factor_text, guess_by_definition, level, percent
+
+    facts = [(epsilon, guess_by_definition(epsilon, DELTA)) for epsilon in EPSILONS]
     if as_json:
-        return print_json(facts)
-    say("Someone guesses whether a person (or an image) is in the data, and then sees everything that is released.")
-    headings = ("ε", "any probability changes by a factor of at most", "a guess of 50 % becomes at most", "of 1 %")
-    beliefs = ("belief_from_half", "belief_from_one_percent")
-    rows = [(f"{f['epsilon']:g}", f"{f['factor']:,.1f}", *(percent(f[key]) for key in beliefs)) for f in facts]
-    print_table(headings, rows)
-    return say(
-        "ε 1 or less is a strong guarantee, ε 3 a moderate one; at ε 10 the bound itself protects little, and known "
-        "attacks reach much less than it. δ is the probability with which the bound may fail altogether."
+        return print_json([{"epsilon": e, "factor": math.exp(e), "best_guess": guess} for e, guess in facts])
+    headings = ("ε", "guarantee", "any probability changes by a factor of at most", "guesses that are right, at most")
+    print_table(headings, [(f"{e:g}", level(e).name, factor_text(e), percent(guess)) for e, guess in facts])
+    say(
+        "Someone guesses whether a given person (or image) was in the collection, and half of such guesses are right "
+        f"by chance. The last column is what everything that is released can raise this to at δ {DELTA:g}, whatever the "
+        "method; a card says what the noise of its own method lowers it to."
     )
-
-
-def attacker_belief(prior: float, epsilon: float) -> float:
-    """The largest probability that an attacker can reach who started at ``prior`` (Bayes' rule, δ left out).
-
-    >>> round(attacker_belief(0.5, 1.0), 3)
-    0.731
-    """
-    return prior * math.exp(epsilon) / (prior * math.exp(epsilon) + 1 - prior)
-
-
-def percent(share: float) -> str:
-    """A share as per cent, rounded up, so that a bound stays a bound.
-
-    >>> percent(0.7311), percent(0.99995)
-    ('73.2 %', '99.995 %')
-    """
-    for digits in (1, 2, 3, 4):
-        shown = math.ceil(share * 10 ** (digits + 2) - 1e-9) / 10**digits
-        if shown < 100:
-            return f"{shown:.{digits}f} %"
-    return "almost 100 %"
+    return say(f"{LEVELS} δ is the probability with which the bound may fail altogether.")
 
 
 def methods(

@@ -71,7 +71,7 @@ def sample(
     else:
         drawn = found.sample(count, labels=wanted, proportions=proportions, seed=seed)
         written = export(drawn, out, format=format, allow_no_guarantee=allow_no_guarantee)  # type: ignore[arg-type]
-    say(found.card.sentence)
+    say(found.card.explained)
     say(f"Written: {count} images to {written}")
 
 

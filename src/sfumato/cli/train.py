@@ -283,7 +283,7 @@ def train(
         remark(f"\nStopped. {run.ledger} holds what was spent; continue with the same command and --resume.")
         raise typer.Exit(130) from None
     if world.first:
-        say(release.card.sentence)
+        say(release.card.explained)
         say(f"Written: {run.release}")
 
 

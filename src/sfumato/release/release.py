@@ -105,7 +105,7 @@ class Release:
             ("classes", f"{len(self.classes)}: {names}"),
             ("made", f"{card.made}, run {card.run}"),
         ]
-        return f"{aligned(rows)}\n{card.sentence}"
+        return f"{aligned(rows)}\n{card.explained}"
 
     def sample(
         self,
