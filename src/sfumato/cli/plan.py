@@ -36,8 +36,8 @@ def print_epsilon_table(*, as_json: bool) -> None:
     print_table(headings, [(f"{e:g}", level(e).name, factor_text(e), percent(guess)) for e, guess in facts])
     say(
         "Someone guesses whether a given person (or image) was in the collection, and half of such guesses are right "
-        f"by chance. The last column is what everything that is released can raise this to at δ {DELTA:g}, whatever the "
-        "method; a card says what the noise of its own method lowers it to."
+        f"by chance. The last column is what everything that is released can raise this to at δ {DELTA:g}, whatever "
+        "the method; a card says what the noise of its own method lowers it to."
     )
     return say(f"{LEVELS} δ is the probability with which the bound may fail altogether.")
 

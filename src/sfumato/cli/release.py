@@ -73,6 +73,8 @@ def sample(
         written = export(drawn, out, format=format, allow_no_guarantee=allow_no_guarantee)  # type: ignore[arg-type]
     say(found.card.explained)
     say(f"Written: {count} images to {written}")
+    if (written / "samples.png").exists():
+        say(f"Look at {written / 'samples.png'} first.")
 
 
 def preview_command(

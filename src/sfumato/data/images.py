@@ -46,6 +46,7 @@ class Options(TypedDict, total=False):
     size: int | tuple[int, int] | None
     crop: Crop | int
     colour: Colour | None
+    bits: int
     classes: Sequence[str] | int | None
     labelled: bool
     unlabelled: Literal["refuse", "leave out"]
@@ -72,6 +73,7 @@ def read(
     size: int | tuple[int, int] | None = None,
     crop: Crop | int = "centre",
     colour: Colour | None = None,
+    bits: int = 16,
     classes: Sequence[str] | int | None = None,
     labelled: bool = True,
     unlabelled: Literal["refuse", "leave out"] = "refuse",
@@ -100,6 +102,7 @@ def read(
         size: The side of a square, or (height, width), to resize to; None leaves images as they are.
         crop: "centre" cuts to the proportions of ``size`` first, "none" does not, a number cuts a centred square.
         colour: "grey" or "rgb"; None leaves images as they are.
+        bits: How many of 16 bits the values of deep grey images use; 12 for most scanners. DICOM files say it.
         classes: The label set, as names or a number of classes, where the collection does not declare it.
         labelled: False reads everything as one class.
         unlabelled: "refuse" records without a label, or "leave out" them.
@@ -129,7 +132,7 @@ def read(
     """
     names = tuple(str(i) for i in range(classes)) if isinstance(classes, int) else classes
     reading = Reading(
-        transform=ImageTransform(size=size, crop=crop, colour=colour, pixel_limit=pixel_limit),
+        transform=ImageTransform(size=size, crop=crop, colour=colour, pixel_limit=pixel_limit, bits=bits),
         selection=Selection(
             image_column=image_column,
             label_column=label_column,

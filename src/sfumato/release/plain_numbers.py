@@ -75,8 +75,8 @@ def level(epsilon: float) -> Level:
 
 LEVELS = (
     'Strong, reasonable and weak are the tiers of Ponomareva et al., "How to DP-fy ML". From about ε 3 on the bound '
-    "alone leaves an attacker with nearly everything, and calling it reasonable rests on known attacks, which reach much "
-    "less."
+    "alone leaves an attacker with nearly everything, and calling it reasonable rests on known attacks, which reach "
+    "much less."
 )
 """What the names of the levels mean, for wherever they are listed."""
 
