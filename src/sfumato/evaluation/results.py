@@ -52,7 +52,6 @@ METRICS: dict[str, Metric] = {
         Metric("fid", "FID", higher_is_better=False),
         Metric("kid", "KID", "× 1000", 1000.0, higher_is_better=False),
         Metric("frechet_distance", "Fréchet distance", higher_is_better=False),
-        Metric("inception_score", "Inception Score"),
         Metric("precision", "precision", digits=3),
         Metric("recall", "recall", digits=3),
         Metric("density", "density", digits=3),

@@ -23,7 +23,7 @@ from sfumato.release import Release
 
 PLAIN = SamplingVariant()
 OWN_DISTANCE = "own-class distance"
-_NAMES = {"fid": "FID", "kid": "KID × 1000", "inception_score": "IS", "label_agreement": "label agreement"}
+_NAMES = {"fid": "FID", "kid": "KID × 1000", "label_agreement": "label agreement"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,6 @@ def result_row(evaluated: Evaluated, *, setting: str, epsilon: float, data: str 
         peak_memory=_mean(costs, "peak_memory"),
         megabytes=None if method is None else _megabytes(evaluated.folders[0]),
         log_sha256=log_hash(logs),
-        arithmetic="bfloat16" if spec.bfloat16 else "float32",
     )
 
 

@@ -248,10 +248,7 @@ def evaluated(
         feature_images=evaluation.feature_images,
         cache=default_folder(),
         with_inception=evaluation.with_inception(number),
-        inception_head=evaluation.inception_head,
         baselines=isinstance(synthetic, Images),
         only=only,
-        bfloat16=evaluation.bfloat16,
-        together=evaluation.together,
         real_validation=read_validation(conditions.data),
     ).to_json()

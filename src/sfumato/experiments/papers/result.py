@@ -201,7 +201,6 @@ def lay_out(
     scale: Scale,
     out: Path,
     device: str,
-    inception_head: Path | None = None,
 ) -> EntryLayout:
     """A dataset that is not available is an error; a setting without an implementation is a row without numbers."""
     if entry.computation:
@@ -211,7 +210,6 @@ def lay_out(
         images=scale.images,
         feature_images=scale.feature_images,
         inception_trainings=None if scale.inception else 0,
-        inception_head=inception_head,
     )
     rows: list[EntryRow] = []
     names: dict[tuple[Path, str, float], str] = {}
