@@ -116,7 +116,6 @@ class OptimizerSpec:
     gamma: float = 1.0
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimiser of this model's parameters."""
         options = {"lr": self.learning_rate, "weight_decay": self.weight_decay, "fused": True}
         if self.momentum is None:
             return torch.optim.Adam(model.parameters(), **options)  # type: ignore[arg-type]
@@ -189,7 +188,6 @@ class Accuracy:
 
     @property
     def worst_class(self) -> float | None:
-        """The lowest accuracy of a class."""
         present = [value for value in self.per_class if value is not None]
         return min(present) if present else None
 

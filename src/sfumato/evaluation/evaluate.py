@@ -166,7 +166,6 @@ class _Overall:
             self._tell(share)
 
     def end(self, measured: Sequence[Measurement] = ()) -> None:
-        """A part has ended, with these measurements."""
         self._steps, self._done = 1, 0
         self._finished += 1
         self._tell(0.0)

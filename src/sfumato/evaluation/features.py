@@ -47,7 +47,6 @@ class FeatureNetwork:
 
     @property
     def task(self) -> str:
-        """What a progress bar says."""
         return f"features ({self.name})"
 
     def identity(self) -> FeatureIdentity:
@@ -385,7 +384,6 @@ class RunningStatistics:
 
     @classmethod
     def of(cls, rows: Tensor) -> Self:
-        """The statistics of these rows alone."""
         mean = rows.mean(dim=0, dtype=torch.float64)
         centred = rows.double() - mean
         return cls(len(rows), mean, centred.T @ centred)

@@ -232,11 +232,9 @@ class AccuracyMeasure:
         )
 
     def trainings(self, row: Row) -> int:
-        """How many classifiers are trained for a row."""
         return sum(len(self._seeds(spec, row)) for spec in self.protocol.classifiers)
 
     def _scores(self, row: Row) -> list[_Scores]:
-        """Of every classifier of the protocol."""
         found = []
         for spec in self.protocol.classifiers:
             seeds = self._seeds(spec, row)
@@ -341,7 +339,6 @@ class DistanceMeasure:
         self._known: dict[str, FeatureStatistics] = {}
 
     def measure(self, row: Row) -> list[Measurement]:
-        """All distances of a row."""
         # Statistics of synthetic images are not kept in the cache: a next training has other images.
         keep = row.name != SYNTHETIC
         reference = self._statistics(row.reference.only, row.name, keep=True)

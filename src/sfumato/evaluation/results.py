@@ -263,7 +263,6 @@ class EvaluationResult:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The names of the rows, the synthetic one first."""
         return tuple(dict.fromkeys(one.row for one in self.measurements))
 
     def headline(self, row: str = SYNTHETIC) -> Measurement | None:
@@ -272,7 +271,6 @@ class EvaluationResult:
         return found[-1] if found else None
 
     def by_class(self, row: str = SYNTHETIC) -> Measurement | None:
-        """The last accuracy that is known for each class."""
         found = [one for one in self.measurements if one.metric == "accuracy" and one.row == row and one.per_class]
         return found[-1] if found else None
 

@@ -41,7 +41,6 @@ class Evaluated:
 
     @property
     def files(self) -> list[Path]:
-        """Where the numbers of each training are written."""
         if self.baseline:
             return [baselines_file(self.conditions, self.protocol)]
         name = evaluation_file(self.variant, self.conditions, self.protocol)
@@ -49,7 +48,6 @@ class Evaluated:
 
     @property
     def folders(self) -> list[Path]:
-        """The folder of each training."""
         return [training.folder(self.conditions.out) for training in self.trainings]
 
 

@@ -60,7 +60,6 @@ class EvaluationSpec:
     classifiers: tuple[str, ...] = ()
 
     def chosen_protocol(self) -> Protocol:
-        """The protocol, reduced to the chosen classifiers."""
         from sfumato.evaluation.protocols import protocol_named
 
         found = protocol_named(self.protocol)
@@ -124,7 +123,6 @@ class TrainingSpec:
         return self.setting or method_label(self.method)
 
     def folder(self, out: Path) -> Path:
-        """Where the run is kept."""
         return out / "runs" / slug(self.name) / f"epsilon-{self.epsilon:g}" / f"run-{self.number}"
 
     def budget(self, conditions: Conditions) -> AnyBudget:
@@ -205,14 +203,12 @@ class ExperimentSpec:
     note: str = ""
 
     def settings(self) -> Iterator[tuple[str, float, Mapping[str, Any]]]:
-        """Every dataset, ε and case."""
         for case in self.cases:
             for epsilon in self.epsilon or (0.0,):
                 for data in self.data:
                     yield data, epsilon, case
 
     def setting_name(self, case: Mapping[str, Any]) -> str:
-        """The experiment's name, with the parameters of the case."""
         return ", ".join([self.name, *(f"{key} {value}" for key, value in case.items())])
 
     def configured(self, case: Mapping[str, Any]) -> Method:

@@ -49,7 +49,6 @@ class Trial:
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
         return self.training.folder(self.conditions.out)
 
     def finished(self) -> bool:
@@ -130,7 +129,6 @@ class Baselines:
         return f"baselines of {self.conditions.data.name}"
 
     def finished(self) -> bool:
-        """Whether every protocol was measured."""
         return all(baselines_file(self.conditions, place).exists() for place in range(len(self.conditions.evaluations)))
 
     def run(self) -> None:

@@ -168,7 +168,6 @@ class DPLFlow(Method):
         return {"epsilon": self.claimed_epsilon, "delta": 1e-5, "by": self.paper}
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
-        """The models of all classes, with the label filter where there is one."""
         models = self._models(shape, classes)
         return FilteredGenerator(models, LabelFilter(shape, classes)) if self._filtered else models
 
@@ -251,7 +250,6 @@ class DPLFlow(Method):
 
 
 def _generator(model: nn.Module) -> nn.Module:
-    """The model without its label filter."""
     return model.generator if isinstance(model, FilteredGenerator) else model
 
 

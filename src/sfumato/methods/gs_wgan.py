@@ -174,7 +174,6 @@ class GSWGAN(Method):
 
     @property
     def shard_clip_norm(self) -> float:
-        """The clip norm of a shard's whole vector."""
         return self.clip_norm * math.sqrt(self.fakes)
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
@@ -187,7 +186,6 @@ class GSWGAN(Method):
         return counts, SubsampledGaussian(_TRAIN, (gradient,), sampling_rate=rate, steps=steps, shards=self.shards)
 
     def claim(self) -> dict[str, Any] | None:
-        """The ε of the authors' script, for its own settings."""
         if self.variant != "published" or any(getattr(self, key) != value for key, value in _PUBLISHED.items()):
             return None
         return {"epsilon": 10.0, "delta": 1e-5, "by": self.paper}

@@ -161,7 +161,6 @@ class PRIVAE(Method):
         return VariationalAutoencoder(shape, classes, latent_dim=self.latent_dim, hidden=self.hidden, depth=self.depth)
 
     def code_prior(self) -> Prior:
-        """The prior over latent codes."""
         return _PRIORS[self.prior](self.latent_dim)
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts]:
@@ -247,7 +246,6 @@ class LossTerms:
         return self.method.alpha * self.divergence.between(self._embed(model.encode(images, labels), random))
 
     def whole(self, model: VariationalAutoencoder, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
-        """The whole loss of a batch, a scalar."""
         posterior = model.encode(images, labels)
         own = self._own(model, posterior, images, labels, random).mean()
         return own + self.method.alpha * self.divergence.between(self._embed(posterior, random))

@@ -194,7 +194,6 @@ class Front(nn.Module):
         self.feature_scale = math.sqrt((1.0 - paired) * (1.0 - count_share) / (1 + bool(thumbnail_size)))
 
     def layers(self, images: Tensor, labels: Tensor) -> list[Tensor]:
-        """The normalised feature maps of every layer."""
         maps = _centred(images)
         found = []
         for layer in (*self.first, *self.second):

@@ -136,7 +136,6 @@ class RunFolder:
 
     @property
     def release(self) -> Path:
-        """The folder of the release."""
         return release_folder(self.path)
 
     @property
@@ -151,7 +150,6 @@ class RunFolder:
         return " / ".join(parts)
 
     def card(self) -> Card:
-        """The release's card."""
         return Card.from_json(self.card_entries())
 
     def card_entries(self) -> dict[str, Any]:

@@ -40,7 +40,6 @@ class FolderCheckpoint:
 
     @property
     def started(self) -> Started | None:
-        """The run that was started here, if one was."""
         path = self.folder / "run.json"
         if not path.exists():
             return None
@@ -89,7 +88,6 @@ class FolderCheckpoint:
         return (channels, height, width), tuple(facts["classes"])
 
     def result(self, run: str) -> Result | None:
-        """What the run had learnt when it ended, if that was kept."""
         path = self._path("result", run)
         if not path.exists():
             return None
@@ -136,7 +134,6 @@ class FolderCheckpoint:
             self.write(name, done, keep, states)
 
     def write(self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> None:
-        """Save now."""
         tensors: dict[str, Tensor] = {}
         packed = {key: _pack(target.state_dict(), tensors) for key, target in keep.items()}
         records = {}

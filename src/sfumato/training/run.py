@@ -282,7 +282,6 @@ class Run:
             ledger.reserve(new_run_id(), plan.events)
 
     def facts(self) -> dict[str, Any]:
-        """The public facts that the run was begun with."""
         found: dict[str, Any] = json.loads(self._settings.read_text())
         return found
 
@@ -307,7 +306,6 @@ class Run:
         write_json(self._keys, [*map(asdict, self.kept_keys()), asdict(kept)], private=True)
 
     def kept_keys(self) -> list[KeptKey]:
-        """The keys that were kept, the first beginning first."""
         return [KeptKey(**one) for one in json.loads(self._keys.read_text())] if self._keys.exists() else []
 
     def discard_if_unspent(self) -> None:

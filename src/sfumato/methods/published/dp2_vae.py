@@ -93,7 +93,6 @@ class DP2VAEPublished(Method):
         return ()
 
     def claim(self) -> dict[str, Any]:
-        """The paper's ε."""
         return {"epsilon": self.claimed_epsilon, "delta": _DELTA, "by": self.paper}
 
     def code_length(self, shape: Shape) -> int:
@@ -233,8 +232,6 @@ class _Training:
         return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
     def _stacked_gradients(self) -> Callable[..., Weights]:
-        """The gradient of each model of a stack on its own batch."""
-
         def negative_elbo(own: Weights, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
             rows: Tensor = functional_call(self.vae, own, (images, labels, noise))
             return rows.mean()
