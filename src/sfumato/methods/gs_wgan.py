@@ -167,11 +167,6 @@ class GSWGAN(Method):
             **sizes,
         )
 
-    @classmethod
-    def as_in_the_paper(cls, variant: str = "published") -> Self:
-        """The authors' settings, as far as they apply to this network."""
-        return cls.configured({**cls.paper_settings, "variant": variant})
-
     @property
     def shard_clip_norm(self) -> float:
         return self.clip_norm * math.sqrt(self.fakes)
@@ -231,10 +226,6 @@ class GSWGAN(Method):
         for averaged, last in zip(average.buffers(), model.buffers(), strict=True):
             averaged.copy_(last)
         return average, counts
-
-    def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        images: Tensor = model(labels)
-        return images
 
 
 @dataclass(frozen=True)

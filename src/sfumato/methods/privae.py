@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sfumato.methods.base import Method, check_choices
+from sfumato.methods.base import Method, check_choices, expected
 from sfumato.methods.parts.divergences import CAUCHY_SCALES, CauchyMMD, Divergence, ForwardKL, gradient_of
 from sfumato.networks.pixels import Shape
 from sfumato.networks.vae import (
@@ -131,11 +131,6 @@ class PRIVAE(Method):
             count_noise=5.0,
         )
 
-    @classmethod
-    def as_in_the_paper(cls, variant: str = "published", *, claimed_epsilon: float = 10.0) -> Self:
-        """The authors' settings for Fashion-MNIST, as far as the paper gives them."""
-        return cls.configured({**cls.paper_settings, "variant": variant, "claimed_epsilon": claimed_epsilon})
-
     def queries(self) -> tuple[SubsampledGaussian, ...]:
         """Class counts and the blocks of a training step."""
         blocks: tuple[Block, ...] = (Block("gradient"),)
@@ -182,8 +177,7 @@ class PRIVAE(Method):
         return ForwardKL(self.code_prior(), floor=max(1e-3, floor))
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        if not isinstance(model, VariationalAutoencoder):
-            raise TypeError(f"a variational autoencoder is needed, not {type(model).__name__}")
+        model = expected(model, VariationalAutoencoder)
         weight = model.decode_last.weight
         return torch.sigmoid(model.decode(self.code_prior().draw(len(labels)).to(weight), labels))
 

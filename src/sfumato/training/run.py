@@ -28,7 +28,6 @@ from sfumato.release.card import Card, make_card
 from sfumato.release.release import Release, Sampler
 from sfumato.release.signature import SigningKey
 from sfumato.training.checkpoint import FolderCheckpoint
-from sfumato.training.distributed import for_all_processes
 from sfumato.training.profiling import Cost
 
 _FREE = 256 * 2**20
@@ -121,7 +120,7 @@ def train(
         curator_type=method.curator_type,
         device=options.device,
         max_images_per_unit=options.max_images_per_unit,
-        checkpoint=for_all_processes(checkpoint),
+        checkpoint=checkpoint,
         progress=options.progress,
         seed=options.seed,
         tape=tape,

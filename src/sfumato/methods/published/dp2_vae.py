@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from sfumato.methods.base import Method, check_choices
+from sfumato.methods.base import Method, check_choices, expected
 from sfumato.methods.parts.record_posteriors import LatentGenerator
 from sfumato.methods.published import RawRecords
 from sfumato.networks.pixels import Shape
@@ -133,8 +133,7 @@ class DP2VAEPublished(Method):
         return released, None
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        if not isinstance(model, LatentGenerator):
-            raise TypeError(f"a decoder with a prior is needed, not {type(model).__name__}")
+        model = expected(model, LatentGenerator)
         return torch.sigmoid(model.decoder(model.draw(labels, temperature=self.temperature), labels))
 
 

@@ -156,10 +156,6 @@ class DPAFPublished(Method):
             training.train()
         return generator, None
 
-    def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        images: Tensor = model(labels)
-        return images
-
 
 class _Training:
     """The steps of Algorithm 1 on the raw records."""
