@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from sfumato.methods.gs_wgan import GSWGAN
     from sfumato.methods.privae import PRIVAE
     from sfumato.methods.published.dp2_vae import DP2VAEPublished
-    from sfumato.methods.published.dp_realnvp import DPRealNVPPublished
     from sfumato.methods.published.dpaf import DPAFPublished
     from sfumato.methods.published.dppm import DPPMPublished
     from sfumato.methods.registry import load
@@ -58,7 +57,6 @@ _MODULES = {
     "load": "methods.registry",
     "DP2VAEPublished": "methods.published.dp2_vae",
     "DPAFPublished": "methods.published.dpaf",
-    "DPRealNVPPublished": "methods.published.dp_realnvp",
     "DPPMPublished": "methods.published.dppm",
     "DPDiffusion": "methods.dp_diffusion",
     "DPLFlow": "methods.dp_lflow",
@@ -99,7 +97,6 @@ __all__ = [
     "DPMixture",
     "DPPMPublished",
     "DPRealNVP",
-    "DPRealNVPPublished",
     "Images",
     "Ledger",
     "Method",

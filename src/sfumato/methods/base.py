@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from sfumato.release.release import Release
 from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training.run import RunOptions, train
 
+Network = TypeVar("Network", bound=nn.Module)
 _CHOSEN_ON: Mapping[str, str] = {
     "dp-diffusion": "drawn digits",
     "dp-lflow": "MNIST and Fashion-MNIST",
@@ -129,9 +130,13 @@ class Method(ABC):
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
         """Train on the Curator's answers; return the network, and the noisy class counts if it asked for them."""
 
-    @abstractmethod
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        """One image in 0..1 for each label, with torch's global generator, which is public here."""
+        """One image in 0..1 for each label, with torch's global generator, which is public here.
+
+        By default the network draws them from the labels.
+        """
+        images: Tensor = model(labels)
+        return images
 
     def claim(self) -> dict[str, Any] | None:
         """The ε that its authors claim for the same noise: ``epsilon``, ``delta`` and ``by``. Pages strike it out."""
@@ -213,6 +218,11 @@ class Method(ABC):
         return settings_remark(self.name, self.parameters(), defaults)
 
     @classmethod
+    def as_in_the_paper(cls, **changes: Any) -> Self:
+        """The settings of its paper, as far as they are known, with these changes."""
+        return cls.configured({**cls.preset("paper"), **changes})
+
+    @classmethod
     def preset(cls, name: str) -> Mapping[str, Any]:
         """The settings of a preset; the only one is ``paper``."""
         if name != "paper":
@@ -236,6 +246,13 @@ class Method(ABC):
             cls._check_known(key)
             values[key] = _convert(key, value, hints[key])
         return cls(**values)
+
+
+def expected(model: nn.Module, kind: type[Network]) -> Network:
+    """The network, which must be of this kind."""
+    if not isinstance(model, kind):
+        raise TypeError(f"a {kind.__name__} is needed, not {type(model).__name__}")
+    return model
 
 
 def check_ema_decay(decay: float) -> None:

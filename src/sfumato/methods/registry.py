@@ -24,7 +24,6 @@ METHODS: dict[str, str] = {
     "dp-merf": "sfumato.methods.dp_merf:DPMERF",
     "dp-mixture": "sfumato.methods.dp_mixture:DPMixture",
     "dp-realnvp": "sfumato.methods.dp_realnvp:DPRealNVP",
-    "dp-realnvp-published": "sfumato.methods.published.dp_realnvp:DPRealNVPPublished",
     "dp-vae": "sfumato.methods.dp_vae:DPVAE",
     "dp2-vae": "sfumato.methods.dp2_vae:DP2VAE",
     "dp2-vae-published": "sfumato.methods.published.dp2_vae:DP2VAEPublished",

@@ -125,7 +125,6 @@ class RunFolder:
 
     @property
     def release(self) -> Path:
-        """The folder of the release."""
         return release_folder(self.path)
 
     @property
@@ -140,7 +139,6 @@ class RunFolder:
         return " / ".join(parts)
 
     def card(self) -> Card:
-        """The release's card."""
         return Card.from_json(self.card_entries())
 
     def card_entries(self) -> dict[str, Any]:
