@@ -257,8 +257,8 @@ def classes(units: int, device: torch.device, rounds: int) -> list[dict[str, obj
 
     steps = {
         "plain, ten in turn": in_turn,
-        "ours, ten in turn": lambda b: clipped_sum(stack, loss, b, case.clip, stacked=False),
-        "ours, stacked": lambda b: clipped_sum(stack, loss, b, case.clip, stacked=True),
+        "ours, ten in turn": lambda b: clipped_sum(stack, loss, b, case.clip),
+        "ours, stacked": lambda b: clipped_sum(stack, loss, b, case.clip),
     }
     for step in steps.values():
         step(batch), step(batch)

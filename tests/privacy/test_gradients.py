@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +18,11 @@ from sfumato.privacy.gradients import (
     UnsupportedModel,
     clipped_sum,
     engine,
+    layers,
     loop,
     per_record,
     traced,
 )
-from sfumato.privacy.gradients.layers import convolution
 from sfumato.privacy.gradients.microbatches import Microbatch
 from sfumato.privacy.randomness import Draws
 
@@ -109,13 +110,13 @@ def test_the_padding_of_a_table_gets_no_gradient() -> None:
     assert reason(model) is None
 
 
-def test_a_function_of_a_parameter_takes_the_slow_path_and_is_right(model: Classifier) -> None:
+def test_a_parameter_in_any_function_is_a_copy_for_each_row(model: Classifier) -> None:
     def loss(m: Classifier, x: Tensor, y: Tensor, r: Draws) -> Tensor:
         return squared_error(m, x, y, r) * m.scale.exp().sum() + m.linear.weight.square().sum()
 
     batch = make_batch(5, 2)
     assert apart(clipped_sum(model, loss, batch, 0.7), loop.clipped_sum(model, loss, batch, 0.7)) < 1e-9
-    assert reason(model) is not None
+    assert reason(model) is None
 
 
 def test_a_loss_that_differentiates_the_network_takes_the_slow_path_and_is_right() -> None:
@@ -137,20 +138,18 @@ def test_a_loss_that_differentiates_the_network_takes_the_slow_path_and_is_right
     batch = make_batch(5, shape=(3,))
     expected = loop.clipped_sum(model, score_matching, batch, 0.1)
     assert apart(clipped_sum(model, score_matching, batch, 0.1), expected) < 1e-9
-    # autograd.grad inside torch.func is not allowed: counted rightly or refused, never wrongly.
-    with pytest.raises(UnsupportedModel, match="keeps the graph"):
+    with pytest.raises(UnsupportedModel, match=r"torch\.func\.grad"):
         clipped_sum(model, by_graph, batch, 0.1)
 
 
 def test_inner_gradients_without_a_graph_are_constants(model: Classifier) -> None:
     def refined(m: Classifier, x: Tensor, y: Tensor, r: Draws) -> Tensor:
-        moved = x.detach().requires_grad_()
-        (step,) = torch.autograd.grad(squared_error(m, moved, y, r).sum(), moved)
-        return squared_error(m, x - 0.1 * step, y, r)
+        step = torch.func.grad(lambda moved: squared_error(m, moved, y, r).sum())(x)
+        return squared_error(m, x - 0.1 * step.detach(), y, r)
 
     batch = make_batch(5)
     assert apart(clipped_sum(model, refined, batch, 0.3), loop.clipped_sum(model, refined, batch, 0.3)) < 1e-9
-    assert reason(model) is None
+    assert reason(model) is not None
 
 
 def test_a_batch_dimension_in_another_place_is_not_mistaken() -> None:
@@ -164,7 +163,7 @@ def test_a_batch_dimension_in_another_place_is_not_mistaken() -> None:
     batch = make_batch(6, shape=(6, 3))
     expected = loop.clipped_sum(model, sequence_first, batch, 0.5)
     assert apart(clipped_sum(model, sequence_first, batch, 0.5), expected) < 1e-9
-    assert "batch" in str(reason(model))
+    assert reason(model) is None
 
 
 class Scaled(nn.Module):
@@ -180,55 +179,7 @@ def test_a_scale_of_something_without_the_batch_first_is_not_mistaken() -> None:
     model, batch = Scaled().double(), make_batch(6, shape=(6, 3))
     expected = loop.clipped_sum(model, positions_first, batch, 0.5)
     assert apart(clipped_sum(model, positions_first, batch, 0.5), expected) < 1e-9
-    assert "first dimension is not the batch" in str(reason(model))
-
-
-class Expanded(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shift = nn.Parameter(torch.rand(1, 1))
-
-    def forward(self, images: Tensor) -> Tensor:
-        return images + self.shift.expand(len(images), 1 if len(images) > 4 else 3)
-
-
-@pytest.mark.parametrize("kind", ["linear", "expanded"])
-def test_shapes_that_come_with_larger_batches_are_not_taken_for_known(kind: str) -> None:
-    torch.manual_seed(0)
-    model = (nn.Linear(3, 3) if kind == "linear" else Expanded()).double()
-
-    def loss(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
-        wider = kind == "linear" and len(x) > 4
-        return torch.tanh(m(x[:, None])[:, 0] if wider else m(x)).square().sum(1)
-
-    batch = make_batch(6, shape=(3,))
-    expected = loop.clipped_sum(model, loss, batch, 0.5)
-    assert apart(clipped_sum(model, loss, batch, 0.5, microbatch_size=6), expected) < 1e-9
-    (known,) = engine._known[model].values()
-    assert known.signatures and known.untraced is None and known.vmap_agrees
-
-
-@pytest.mark.parametrize("sizes", [(3,), (2, 3)])
-def test_a_parameter_is_traced_where_it_is_expanded_by_the_batch_alone(sizes: tuple[int, ...]) -> None:
-    def loss(m: Scaled, x: Tensor, y: Tensor, r: Draws) -> Tensor:
-        return (x[:, None] * m.scale.expand(len(x), *sizes).reshape(len(x), -1, 3)).square().sum((1, 2))
-
-    model, batch = Scaled().double(), make_batch(5, shape=(3,))
-    assert apart(clipped_sum(model, loss, batch, 0.5), loop.clipped_sum(model, loss, batch, 0.5)) < 1e-9
-    assert (reason(model) is None) == (sizes == (3,))
-
-
-def test_rows_in_another_order_inside_the_model_are_not_mistaken() -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(3, 3).double()
-
-    def turned(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
-        return torch.tanh(m(x.flip(0))).flip(0).square().sum(1)
-
-    batch = make_batch(6, shape=(3,))
-    expected = loop.clipped_sum(model, turned, batch, 0.5)
-    assert apart(clipped_sum(model, turned, batch, 0.5), expected) < 1e-9
-    assert "disagree" in str(reason(model))
+    assert reason(model) is None
 
 
 def test_in_place_changes_after_a_layer_are_noticed() -> None:
@@ -319,8 +270,8 @@ def test_a_pass_leaves_no_memory_behind(model: Classifier, monkeypatch: pytest.M
     records: list[weakref.ref[traced.Record]] = []
 
     class Watched(traced.Record):
-        def __init__(self, *, rows: int, units: int, stack: int, device: torch.device) -> None:
-            super().__init__(rows=rows, units=units, stack=stack, device=device)
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
             records.append(weakref.ref(self))
 
     monkeypatch.setattr(traced, "Record", Watched)
@@ -363,7 +314,7 @@ def test_private_state_reaches_the_loss(model: Classifier) -> None:
 def test_a_grouped_convolution_in_pieces_gives_the_loops_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, batch = nn.Conv2d(2, 3, 3, padding=1), make_batch(6, 2, dtype=torch.float32)
-    monkeypatch.setattr(convolution, "_CACHED", 2 * model.weight.numel())
+    monkeypatch.setattr(layers, "_CACHED", 2 * model.weight.numel())
 
     def loss(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
         return functional.softplus(m(x)).sum((1, 2, 3))

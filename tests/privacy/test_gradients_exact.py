@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -25,8 +24,8 @@ from sfumato.privacy.gradients.fixed_point import (
     grid_spacing,
 )
 from sfumato.privacy.gradients.ghost import GhostClipping
-from sfumato.privacy.gradients.microbatches import microbatch_size
-from sfumato.privacy.gradients.row_order import RowOrderWarning
+from sfumato.privacy.gradients.microbatches import Microbatch, microbatch_size, microbatches
+from sfumato.privacy.gradients.row_order import RowOrder, RowOrderWarning
 from sfumato.privacy.randomness import Draws
 
 SIZE = 8
@@ -113,30 +112,18 @@ def test_padding_never_changes_an_answer(model: nn.Module) -> None:
 
 
 def test_where_rows_are_rounded_differently_every_unit_is_alone_and_a_warning_says_so() -> None:
-    torch.manual_seed(0)
-    model, batch = Classifier(), make_batch(8, dtype=torch.float32)
+    micro = next(microbatches(Classifier(), make_batch(8, dtype=torch.float32), 8))
 
-    def by_row(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
-        return squared_error(m, x, y, r) * (1.0 + 1e-6 * torch.arange(len(x)))
+    def by_row(micro: Microbatch) -> dict[str, Tensor]:
+        """As a kernel would that rounds the rows of one pass differently."""
+        batch = micro.parts[0].batch
+        weights = batch.weights.sum(1) * (1.0 + torch.arange(batch.units))
+        return {"sum": (batch.images.flatten(1).sum(1) * weights * 1e6).round().sum(0, keepdim=True).to(torch.int64)}
 
     with pytest.warns(RowOrderWarning, match="pieces of 1 units, 8 passes in place of one"):
-        whole = clipped_sum(model, by_row, batch, 0.3, microbatch_size=8)
-    parts = [clipped_sum(model, by_row, batch.take(i, i + 1), 0.3, microbatch_size=8) for i in (5, 0, 7, 2, 1, 6, 3, 4)]
-    assert same(whole, {name: torch.stack([part[name] for part in parts]).sum(0) for name in whole})
-
-
-def test_how_the_work_is_done_is_decided_on_random_images() -> None:
-    torch.manual_seed(0)
-    model, batch = Classifier(), make_batch(8, dtype=torch.float32)
-    batch = replace(batch, images=batch.images + 7.0)
-    seen: list[bool] = []
-
-    def noting(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
-        seen.append(bool((x > 2.0).any()))
-        return squared_error(m, x, y, r)
-
-    clipped_sum(model, noting, batch, 0.3, microbatch_size=8)
-    assert len(seen) > 5 and seen[-1] and not any(seen[:-1])
+        chosen = RowOrder().choose(by_row, micro, kind="eager", eager=by_row)
+    parts = [by_row(next(microbatches(Classifier(), micro.parts[0].batch.take(i, i + 1), 1))) for i in range(8)]
+    assert same(chosen(micro), {"sum": torch.stack([part["sum"] for part in parts]).sum(0)})
 
 
 @pytest.mark.parametrize("kind", ["identical", "opposite", "random"])
@@ -183,7 +170,7 @@ def test_a_product_of_rounded_factors_stays_inside_its_bound(
     generator = torch.Generator().manual_seed(seed)
     a = torch.randn(1, positions, inner, generator=generator) * 10.0 ** (seed % 7 - 3)
     b = torch.randn(1, positions, outer, generator=generator)
-    found = GhostClipping(a, b, stack=1)
+    found = GhostClipping(a, b)
     norm, spread = found.norms()
     options = {"clip_norm": clip_norm, "absolute": found.absolute}
     factor = clip_factors(norm, spread, rounding=found.relative * spread, **options)
@@ -197,7 +184,7 @@ def test_a_product_of_rounded_factors_stays_inside_its_bound(
 def test_no_order_of_adding_the_terms_of_a_product_leaves_the_whole_numbers_of_float64() -> None:
     """One term is as large as the vector; several may be as large as the spread before they cancel."""
     for positions, spread in ((1, 1.0), (2, MOST_SPREAD)):
-        found = GhostClipping(torch.ones(4, positions, 3), torch.ones(4, positions, 3), stack=1)
+        found = GhostClipping(torch.ones(4, positions, 3), torch.ones(4, positions, 3))
         assert found._units * 2.0 ** (FRACTION_BITS + 1) * spread <= 2.0**53
 
 
@@ -248,11 +235,11 @@ def test_the_size_of_a_microbatch_follows_from_public_numbers() -> None:
 
 
 def test_a_unit_with_factor_zero_adds_nothing_wherever_it_stands() -> None:
-    for unit, stack in product((0, 255, 256, 259, 260, 511, 519), (1, 2)):
+    for unit in (0, 255, 256, 259, 260, 511, 519):
         gradient, factor = torch.ones(520, 3), torch.ones(520, dtype=torch.float64)
         gradient[unit], factor[unit] = math.inf, 0.0
-        found = PerExample(gradient, stack=stack).sums(factor, 0.5)
-        assert found.shape == (stack, 3) and (found.sum(0) == 2 * 519).all()
+        found = PerExample(gradient).sums(factor, 0.5)
+        assert found.tolist() == [2 * 519] * 3
 
 
 def test_units_that_are_not_finite_add_nothing_in_any_microbatch() -> None:

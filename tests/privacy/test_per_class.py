@@ -21,73 +21,67 @@ def make_models(classes: int = 3) -> PerClass:
 CLIP = {"convolution": 0.2, "embedding": 0.3, "scale": 0.1, "linear": 0.5}
 
 
-@pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("rows", [1, 2])
-def test_one_after_another_and_stacked_give_the_loops_sum(stacked: bool, rows: int) -> None:
+def test_the_models_give_the_loops_sum(rows: int) -> None:
     models, batch = make_models(), make_batch(11, rows)
-    sums = clipped_sum(models, squared_error, batch, CLIP, stacked=stacked)
+    sums = clipped_sum(models, squared_error, batch, CLIP)
     assert sums.keys() == dict(models.named_parameters()).keys()
     assert apart(sums, loop.clipped_sum(models, squared_error, batch, CLIP)) < 1e-9
-    assert next(iter(engine._known[models].values())).untraced is None
+    assert next(iter(engine._known[models].values())).traced
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-def test_a_class_without_records_and_a_microbatch_of_one(stacked: bool) -> None:
+def test_a_class_without_records_and_a_microbatch_of_one() -> None:
     models, batch = make_models(), make_batch(7)
     batch = replace(batch, labels=batch.labels.clamp(max=1))
-    sums = clipped_sum(models, squared_error, batch, CLIP, stacked=stacked)
+    sums = clipped_sum(models, squared_error, batch, CLIP)
     assert not any(value.any() for name, value in sums.items() if name.startswith("models.2."))
     assert apart(sums, loop.clipped_sum(models, squared_error, batch, CLIP)) < 1e-9
-    assert apart(clipped_sum(models, squared_error, batch, CLIP, stacked=stacked, microbatch_size=1), sums) < 1e-9
+    assert apart(clipped_sum(models, squared_error, batch, CLIP, microbatch_size=1), sums) < 1e-9
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-def test_a_person_with_images_of_several_classes_is_clipped_once(stacked: bool) -> None:
+def test_a_person_with_images_of_several_classes_is_clipped_once() -> None:
     models, batch = make_models(), make_batch(8, 4)
     generator = torch.Generator().manual_seed(3)
     batch = replace(batch, labels=torch.randint(3, (32,), generator=generator))
-    sums = clipped_sum(models, squared_error, batch, 0.3, stacked=stacked)
+    sums = clipped_sum(models, squared_error, batch, 0.3)
     assert apart(sums, loop.clipped_sum(models, squared_error, batch, 0.3)) < 1e-9
     for unit in range(8):
-        one = clipped_sum(models, squared_error, batch.take(unit, unit + 1), 0.3, stacked=stacked)
+        one = clipped_sum(models, squared_error, batch.take(unit, unit + 1), 0.3)
         assert float(torch.linalg.vector_norm(vector(one))) <= 0.3
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-def test_a_person_of_several_classes_leaves_the_bits_of_the_others(stacked: bool) -> None:
+def test_a_person_of_several_classes_leaves_the_bits_of_the_others() -> None:
     models, batch = make_models(), make_batch(9, 4)
     labels = torch.arange(9).remainder(3).repeat_interleave(4)
     labels[8 * 4] = 0  # the last person's images are of two classes
     batch = replace(batch, labels=labels)
     one, others, all_ = (
-        clipped_sum(models, squared_error, chosen, 1e-3, stacked=stacked, microbatch_size=4)
+        clipped_sum(models, squared_error, chosen, 1e-3, microbatch_size=4)
         for chosen in (batch.take(8, 9), batch.take(0, 8), batch)
     )
     assert all(torch.equal(all_[name], others[name] + one[name]) for name in all_)
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-def test_graphs_that_tracing_does_not_understand(stacked: bool) -> None:
+def test_a_parameter_in_any_function() -> None:
     models, batch = make_models(), make_batch(8, 2)
 
     def loss(m: Classifier, x: Tensor, y: Tensor, r: Draws) -> Tensor:
         return squared_error(m, x, y, r) * m.scale.exp().mean()
 
-    sums = clipped_sum(models, loss, batch, CLIP, stacked=stacked)
+    sums = clipped_sum(models, loss, batch, CLIP)
     assert apart(sums, loop.clipped_sum(models, loss, batch, CLIP)) < 1e-9
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-def test_a_poisoned_record_leaves_the_others(stacked: bool) -> None:
+def test_a_poisoned_record_leaves_the_others() -> None:
     models, batch = make_models(), make_batch(8)
     images = batch.images.clone()
     images[2] = float("nan")
-    sums = clipped_sum(models, squared_error, replace(batch, images=images), CLIP, stacked=stacked)
+    sums = clipped_sum(models, squared_error, replace(batch, images=images), CLIP)
     rest = batch.select(torch.tensor([0, 1, 3, 4, 5, 6, 7]))
     assert apart(sums, loop.clipped_sum(models, squared_error, rest, CLIP)) < 1e-9
 
 
-def test_layers_in_a_stack() -> None:
+def test_layers_of_class_models() -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -105,33 +99,8 @@ def test_layers_in_a_stack() -> None:
     torch.manual_seed(0)
     models, batch = PerClass([Mixed().double() for _ in range(3)]), make_batch(9, 2)
     expected = loop.clipped_sum(models, squared_error, batch, 0.3)
-    assert apart(clipped_sum(models, squared_error, batch, 0.3, stacked=True), expected) < 1e-9
-    assert next(iter(engine._known[models].values())).untraced is None
-
-
-def test_unequal_buffers_are_not_stacked() -> None:
-    models = make_models()
-    for label, model in enumerate(models.models):
-        model.register_buffer("order", torch.full((1,), float(label)))
-    assert not models.stackable()
-
-    def loss(m: Classifier, x: Tensor, y: Tensor, r: Draws) -> Tensor:
-        return squared_error(m, x, y, r) * (1 + m.get_buffer("order"))
-
-    batch = make_batch(8)
-    expected = loop.clipped_sum(models, loss, batch, CLIP)
-    assert apart(clipped_sum(models, loss, batch, CLIP, stacked=True), expected) < 1e-9
-
-
-def test_equal_buffers_are_stacked_until_one_of_them_is_written_to() -> None:
-    models = make_models()
-    for model in models.models:
-        model.register_buffer("order", torch.zeros(1))
-    assert models.stackable() and models.stackable()
-    models[1].get_buffer("order").add_(1.0)
-    assert not models.stackable()
-    models[1].get_buffer("order").zero_()
-    assert models.stackable()
+    assert apart(clipped_sum(models, squared_error, batch, 0.3), expected) < 1e-9
+    assert next(iter(engine._known[models].values())).traced
 
 
 def test_groups_hold_their_part_of_every_class() -> None:

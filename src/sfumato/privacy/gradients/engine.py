@@ -56,6 +56,8 @@ class Known:
     gradients: Gradients | None = None
     """The way to the gradients, once it has agreed with the loop."""
     traced: bool = True
+    untraced: str | None = None
+    """Why tracing was given up."""
     bytes_per_unit: float = 0.0
     row_order: RowOrder = field(default_factory=RowOrder)
     compiled: CompiledMicrobatch | None = None
@@ -128,8 +130,9 @@ class GradientSum:
         with deterministic(batch.images.device, self.performance):
             try:
                 found = self._sum(batch)
-            except UntracedUse:  # of a function that differs from the one that was tried on random images
-                self._knowledge(batch).traced = False
+            except UntracedUse as error:  # of a function that differs from the one that was tried on random images
+                known = self._knowledge(batch)
+                known.traced, known.untraced = False, str(error)
                 self._runs.clear()
                 found = self._sum(batch)
             self._total.merge(found)
@@ -231,7 +234,7 @@ class GradientSum:
                     reason = "the traced gradients disagree with the loop on a few records"
                 except UntracedUse as error:
                     reason = str(error)
-            known.traced = False
+            known.traced, known.untraced = False, reason
             try:
                 found = vmap_gradients(part, self.loss)
             except (RuntimeError, TypeError, AttributeError, NotImplementedError) as error:
@@ -245,7 +248,7 @@ class GradientSum:
 
 
 _NOT_UNDERSTOOD = (
-    "the loss was refused on random images: neither tracing ({}) nor torch.func.vmap ({}: {}) can run it for one row. A "
-    "loss may not turn values into Python numbers, branch on them, index by masks, draw from a global generator or write "
-    "to tensors of before; differentiate with torch.func.grad, vjp or jvp, not with torch.autograd.grad"
+    "the loss was refused on random images: neither tracing ({}) nor torch.func.vmap ({}: {}) can run it for one row. "
+    "A loss may not turn values into Python numbers, branch on them, index by masks, draw from a global generator or "
+    "write to tensors of before; differentiate with torch.func.grad, vjp or jvp, not with torch.autograd.grad"
 )

@@ -63,8 +63,8 @@ class OneRow(TorchFunctionMode):
             raise UnsupportedModel(f"the function registers a hook, which is called with all rows at once; {_HINT}")
         if getattr(func, "__name__", "") == "custom_function_call" and not args[0].generate_vmap_rule:
             raise UnsupportedModel(
-                f"the autograd function {args[0].__name__} has no vmap rule, or one of its own, which is given all rows "
-                "at once; set generate_vmap_rule = True"
+                f"the autograd function {args[0].__name__} has no vmap rule, or one of its own, which is given all "
+                "rows at once; set generate_vmap_rule = True"
             )
         found = func(*args, **(kwargs or {}))
         self.note(found)
