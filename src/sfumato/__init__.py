@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sfumato.privacy import Budget, Ledger, NoGuarantee
     from sfumato.release import Card, Release, SyntheticImages
     from sfumato.report.comparison import compare
+    from sfumato.training.own_loop import DPSGD
 
     __version__: str
 
@@ -71,6 +72,7 @@ _MODULES = {
     "PublicFacts": "planning.expected_use",
     "plan_all": "planning.plan",
     "choose_method": "planning.plan",
+    "DPSGD": "training.own_loop",
     "evaluate": "evaluation.evaluate",
     "compare": "report.comparison",
     "replay": "audit.replay",
@@ -81,6 +83,7 @@ __all__ = [
     "DPAF",
     "DPMERF",
     "DPPM",
+    "DPSGD",
     "DPVAE",
     "GSWGAN",
     "PRIVAE",

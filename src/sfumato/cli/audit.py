@@ -239,9 +239,8 @@ def membership_command(
     from sfumato.audit.membership import NOTICE, Membership, distance, gan_leaks, likelihood, lira
     from sfumato.methods.registry import load
     from sfumato.privacy import Budget
-    from sfumato.training.run import release_folder
 
-    found = load(release_folder(release), allow_custom=allow_custom)
+    found = load(release, allow_custom=allow_custom)
     inside = release_images(members, found.classes, split, size, limit)
     outside = release_images(others, found.classes, others_split, size, limit)
     drawn, _ = found.sample(samples, seed=0, device="cpu")
@@ -283,9 +282,8 @@ def release_command(
     """Run the audits that apply, write audit.json beside the release and add the public lines to its card."""
     from sfumato.audit.release_audit import audit_release, write
     from sfumato.methods.registry import load
-    from sfumato.training.run import release_folder
 
-    found = load(release_folder(path), allow_custom=allow_custom)
+    found = load(path, allow_custom=allow_custom)
     inside = None if members is None else release_images(members, found.classes, "train", size, limit)
     outside = None if others is None else release_images(others, found.classes, "test", size, limit)
     with ProgressBar(still=True) as bar:

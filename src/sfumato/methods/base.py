@@ -68,6 +68,10 @@ def tuned_remark(candidates: int) -> str:
     )
 
 
+class UnknownSetting(TypeError, ValueError):
+    """A setting that the method does not have: a wrong call in Python, a wrong value on the command line."""
+
+
 @dataclass(frozen=True)
 class Method(ABC):
     """A method that learns a generator from noisy answers about private records.
@@ -94,6 +98,12 @@ class Method(ABC):
     and queries that come after the training."""
 
     variant: str = "certified"
+
+    def __new__(cls, *values: Any, **settings: Any) -> Self:
+        """Refuse unknown settings here, where the nearest known one can be named."""
+        for key in settings:
+            cls._check_known(key)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if self.variant == "certified":
@@ -222,13 +232,18 @@ class Method(ABC):
         return cls.paper_settings
 
     @classmethod
+    def _check_known(cls, key: str) -> None:
+        known = [field.name for field in fields(cls)]
+        if key not in known:
+            raise UnknownSetting(f"{cls.name} has no parameter {key!r}; {_nearest(key, known)}")
+
+    @classmethod
     def configured(cls, settings: Mapping[str, Any]) -> Self:
         """A method from settings as a command line or a TOML file gives them; an unknown key is an error."""
         hints = _field_types(cls)
         values: dict[str, Any] = {}
         for key, value in settings.items():
-            if key not in hints:
-                raise ValueError(f"{cls.name} has no parameter {key!r}; {_nearest(key, hints)}")
+            cls._check_known(key)
             values[key] = _convert(key, value, hints[key])
         return cls(**values)
 
