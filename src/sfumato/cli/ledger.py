@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -69,7 +68,7 @@ def ledger(
 def _write_transcript(path: Path, release: Path | None, out: Path) -> None:
     from sfumato.privacy import Ledger
     from sfumato.release.signature import run_of, write_transcript
-    from sfumato.training.run_folder import release_folder
+    from sfumato.training.run import release_folder
 
     if release is None and not path.is_dir():
         raise ValueError("--release RELEASE says whose transcript it is; or give the run's folder instead of a ledger")
@@ -99,7 +98,7 @@ def _facts(found: Ledger, release: Path | None, key: Path | None, sign: Path | N
         from sfumato.training.run import release_folder
 
         folder = release_folder(release)
-        card = Card.from_json(json.loads((folder / "card.json").read_text(encoding="utf-8")))
+        card = Card.read(folder)
         facts["holds_release"] = found.holds(card.ledger_head.length, card.ledger_head.hash)
         facts["disagreements"] = problems(folder, found)
         if sign is not None and not facts["disagreements"]:
