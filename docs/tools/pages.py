@@ -82,7 +82,7 @@ def links() -> Iterator[Finding]:
 
 def misspelt(words: list[str], text: str | None = None) -> list[str]:
     """What codespell says about files, or about a text."""
-    program = [sys.executable, "-m", "codespell_lib", "-L", "bu,fpr,befores,smal,trainigs,protocoll", "-S"]
+    program = [sys.executable, "-m", "codespell_lib", "-L", "bu,fpr,befores,smal,trainigs,protocoll,ot", "-S"]
     done = subprocess.run([*program, "*.json,*.png", *words], input=text, cwd=ROOT, capture_output=True, text=True)
     return [line for line in done.stdout.splitlines() if "==>" in line]
 

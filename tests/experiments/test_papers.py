@@ -73,7 +73,7 @@ def test_the_epsilon_that_holds_follows_from_the_published_noise() -> None:
             continue
         assert (f"{key}-published" in METHODS) == (not paper.holds)
         for claimed, holds in paper.holds.items():
-            method = find(key).as_in_the_paper("published", claimed_epsilon=float(claimed))  # type: ignore[attr-defined]
+            method = find(key).as_in_the_paper(claimed_epsilon=float(claimed))
             assert method.plan(Budget(1.01 * holds, 1e-5)).epsilon == pytest.approx(holds, abs=0.0051)
             with pytest.raises(BudgetExceeded):
                 method.plan(Budget(0.97 * holds, 1e-5))

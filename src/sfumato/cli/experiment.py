@@ -291,18 +291,13 @@ def _paper_command(key: str, summary: str) -> Callable[..., None]:
         ] = None,
         minutes: Annotated[float | None, typer.Option(help="Start no training after this many minutes.")] = None,
         device: Device = "auto",
-        inception_head: Annotated[
-            Path | None, typer.Option(help="The Inception network's last layer, for the Inception Score.")
-        ] = None,
         as_json: Json = False,
     ) -> None:
         from sfumato.experiments.papers.entries import find
 
         paper, found = find(key, entry)
         folder = out or Path("reproduction") / f"{key}-{entry}-{scale}"
-        layout, result = reproduce(
-            paper, found, scale, data or [], folder, jobs=jobs, minutes=minutes, device=device, head=inception_head
-        )
+        layout, result = reproduce(paper, found, scale, data or [], folder, jobs=jobs, minutes=minutes, device=device)
         _write(paper, found, layout, result, folder)
         if results is not None:
             results.mkdir(parents=True, exist_ok=True)
@@ -333,7 +328,6 @@ def reproduce(
     jobs: int | None = None,
     minutes: float | None = None,
     device: str = "auto",
-    head: Path | None = None,
 ) -> tuple[EntryLayout, ResultSet]:
     """Run what is not finished, and gather what was measured."""
     from sfumato.experiments.datasets import DatasetLocator
@@ -343,7 +337,7 @@ def reproduce(
     from sfumato.files import private_folder
 
     here, size = device_named(device), Scale.of(scale, entry)
-    layout = lay_out(entry, locator=DatasetLocator.of(data), scale=size, out=out, device=here, inception_head=head)
+    layout = lay_out(entry, locator=DatasetLocator.of(data), scale=size, out=out, device=here)
     conditions = [row.evaluated.conditions for row in layout.rows if row.evaluated is not None]
     paths = sorted({str(found.data.train.resolve()) for found in conditions})
     begin(out, {"paper": paper.key, "entry": entry.name, "scale": scale, "data": paths}, what="reproduction")

@@ -68,7 +68,6 @@ class LocatedDataset:
         test_records: int | None = None,
         validation: int = 0,
     ) -> DataSpec:
-        """How to read it for a unit of privacy."""
         options = dict(self.dataset.options)
         if unit == "person":
             if not self.dataset.person_column:
@@ -199,7 +198,6 @@ def _rows(images: Images, rows: Sequence[int]) -> Images:
 
 
 def _subset(images: Images, count: int | None) -> Images:
-    """Some of the images, always the same ones."""
     import numpy as np
 
     if count is None or count >= len(images.pixels):

@@ -23,7 +23,7 @@ from sfumato.release import Release
 
 PLAIN = SamplingVariant()
 OWN_DISTANCE = "own-class distance"
-_NAMES = {"fid": "FID", "kid": "KID × 1000", "inception_score": "IS", "label_agreement": "label agreement"}
+_NAMES = {"fid": "FID", "kid": "KID × 1000", "label_agreement": "label agreement"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,6 @@ class Evaluated:
 
     @property
     def files(self) -> list[Path]:
-        """Where the numbers of each training are written."""
         if self.baseline:
             return [baselines_file(self.conditions, self.protocol)]
         name = evaluation_file(self.variant, self.conditions, self.protocol)
@@ -49,7 +48,6 @@ class Evaluated:
 
     @property
     def folders(self) -> list[Path]:
-        """The folder of each training."""
         return [training.folder(self.conditions.out) for training in self.trainings]
 
 
@@ -83,7 +81,6 @@ def result_row(evaluated: Evaluated, *, setting: str, epsilon: float, data: str 
         peak_memory=_mean(costs, "peak_memory"),
         megabytes=None if method is None else _megabytes(evaluated.folders[0]),
         log_sha256=log_hash(logs),
-        arithmetic="bfloat16" if spec.bfloat16 else "float32",
     )
 
 

@@ -288,9 +288,6 @@ def _conditions(experiment: ExperimentSpec, data: str, locator: DatasetLocator, 
             feature_images=experiment.feature_images,
             inception_trainings=experiment.fid,
             classifiers=experiment.classifiers,
-            # The networks of the other protocols are so small that it would gain nothing.
-            bfloat16=experiment.bfloat16 and protocol_named(name).several_networks,
-            together=experiment.classifiers_together,
         )
         for name in experiment.protocols or ("sinkhorn",)
     )

@@ -49,7 +49,6 @@ class Trial:
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
         return self.training.folder(self.conditions.out)
 
     def finished(self) -> bool:
@@ -130,7 +129,6 @@ class Baselines:
         return f"baselines of {self.conditions.data.name}"
 
     def finished(self) -> bool:
-        """Whether every protocol was measured."""
         return all(baselines_file(self.conditions, place).exists() for place in range(len(self.conditions.evaluations)))
 
     def run(self) -> None:
@@ -248,10 +246,7 @@ def evaluated(
         feature_images=evaluation.feature_images,
         cache=default_folder(),
         with_inception=evaluation.with_inception(number),
-        inception_head=evaluation.inception_head,
         baselines=isinstance(synthetic, Images),
         only=only,
-        bfloat16=evaluation.bfloat16,
-        together=evaluation.together,
         real_validation=read_validation(conditions.data),
     ).to_json()

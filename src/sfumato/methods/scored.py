@@ -109,7 +109,6 @@ class ScoredMethod(Method):
 
     @property
     def method(self) -> Method:
-        """The method that is scored."""
         return find(self.base).configured(json.loads(self.settings))
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
@@ -123,7 +122,6 @@ class ScoredMethod(Method):
         return Plan(budget, Scaling(self.noise_factor, self.scale_fixed_noise).of(self.queries()))
 
     def build(self, shape: Shape, classes: int) -> ScoredModel:
-        """The generator of the method, with a place for the counts."""
         return ScoredModel(self.method.build(shape, classes))
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
@@ -150,12 +148,10 @@ class ScoredMethod(Method):
         return release if self.noise_factor else measured_release(release)
 
     def settings_remark(self) -> str:
-        """That of the method."""
         return self.method.settings_remark()
 
 
 def _generator(release: Release) -> dict[str, Tensor]:
-    """The tensors of the method's own network."""
     state = release.model.state_dict()
     return {key.removeprefix(_GENERATOR): value for key, value in state.items() if key.startswith(_GENERATOR)}
 
@@ -337,6 +333,5 @@ class _Trial:
 
 
 def _covers(planned: Sequence[SubsampledGaussian], asked: Sequence[Any]) -> bool:
-    """Whether everything that was asked was planned, at most as often."""
     left = {event.times(1): event.steps for event in planned}
     return all(isinstance(one, SubsampledGaussian) and one.steps <= left.get(one.times(1), 0) for one in asked)

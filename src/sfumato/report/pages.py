@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from sfumato.privacy.events import RawAccess
 from sfumato.release import Release
 from sfumato.release.card import FALSE_ALARMS, Card
 from sfumato.release.pages import data_address, grid, render, render_card
-from sfumato.release.plain_numbers import recognised_by_definition
+from sfumato.release.plain_numbers import guesses_text, of_hundred, percent, recognised_by_definition
 from sfumato.report.chart import (
     Bar,
     Point,
@@ -56,17 +55,6 @@ def render_not_private(template: str, *, title: str, **values: Any) -> str:
     return render(template, folders=(TEMPLATES,), title=title, **values)
 
 
-def percent_up(value: float) -> str:
-    """A share in per cent, rounded up; a share below 1 is never shown as 100."""
-    shown = math.ceil(1000 * value * (1 - 1e-12)) / 10
-    return "100" if value >= 1 else "> 99.9" if shown >= 100 else f"{shown:.1f}"
-
-
-def guesses_right(card: Card) -> int:
-    """Of a hundred guesses about one unit's presence, at most so many can be right."""
-    return math.ceil(100 * card.best_guess * (1 - 1e-12))
-
-
 def recognised(card: Card) -> list[tuple[int, float]]:
     """For one false alarm in so many, the bound: the card's, computed from its events, or that of (ε, δ) alone."""
     if card.epsilon is None or card.delta is None:
@@ -91,10 +79,11 @@ def attack_bounds(card: Card) -> AttackBounds | None:
     """The bounds of a certified card; ``None`` where nothing bounds an attacker."""
     if not card.certified:
         return None
-    right = guesses_right(card)
+    right = of_hundred(card.best_guess)
     label = f"Of 100 guesses, 50 are right by chance and at most {right} in all"
-    shares = [(often, percent_up(share)) for often, share in recognised(card)]
-    return AttackBounds(percent_up(card.best_guess), dots(common=50, added=right - 50, label=label), shares)
+    shares = [(often, percent(share)) for often, share in recognised(card)]
+    text = guesses_text(card.epsilon or 0.0, card.delta or 0.0, card.unit, card.best_guess)
+    return AttackBounds(text, dots(common=50, added=right - 50, label=label), shares)
 
 
 EACH = 10
@@ -136,7 +125,6 @@ class RunFolder:
 
     @property
     def release(self) -> Path:
-        """The folder of the release."""
         return release_folder(self.path)
 
     @property
@@ -151,7 +139,6 @@ class RunFolder:
         return " / ".join(parts)
 
     def card(self) -> Card:
-        """The release's card."""
         return Card.from_json(self.card_entries())
 
     def card_entries(self) -> dict[str, Any]:

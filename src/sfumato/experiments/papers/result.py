@@ -51,15 +51,12 @@ class Computation:
 
     @property
     def file(self) -> Path:
-        """Where the outcome is kept."""
         return self.out / slug(self.setting.name) / f"epsilon-{self.case.epsilon:g}" / f"run-{self.number}.json"
 
     def finished(self) -> bool:
-        """Whether its file is there."""
         return self.file.exists()
 
     def run(self) -> None:
-        """Compute and write the file."""
         found = COMPUTATIONS[self.name](self.setting, self.case, self.scale)
         private_folder(self.file.parent)
         content = {
@@ -201,7 +198,6 @@ def lay_out(
     scale: Scale,
     out: Path,
     device: str,
-    inception_head: Path | None = None,
 ) -> EntryLayout:
     """A dataset that is not available is an error; a setting without an implementation is a row without numbers."""
     if entry.computation:
@@ -211,7 +207,6 @@ def lay_out(
         images=scale.images,
         feature_images=scale.feature_images,
         inception_trainings=None if scale.inception else 0,
-        inception_head=inception_head,
     )
     rows: list[EntryRow] = []
     names: dict[tuple[Path, str, float], str] = {}
@@ -360,7 +355,6 @@ class Compared:
 
     @property
     def claimed(self) -> str:
-        """The ε that the paper claims."""
         return "–" if self.setting.baseline else epsilon_text(self.case.epsilon)
 
     @property
@@ -381,13 +375,11 @@ class Compared:
 
     @property
     def spent(self) -> str:
-        """The ε on our ledgers."""
         if self.ours is None or not self.trained:
             return "–"
         return "none" if self.ours.spent is None else f"{self.ours.spent:g}"
 
     def metrics(self, entry: Entry) -> list[str]:
-        """The metrics of the entry that the paper prints or that were measured."""
         names = list(entry.metrics)
         measured = {} if self.ours is None else self.ours.values
         if self.ours is not None and "FID" in names and "FID" not in measured:

@@ -15,7 +15,7 @@ from sfumato.data.procedural import procedural_images
 from sfumato.methods.base import Method
 from sfumato.methods.dp2_vae import DP2VAE
 from sfumato.methods.dp_lflow import DPLFlow
-from sfumato.methods.parts.label_filter import rejection_sample
+from sfumato.methods.parts.teacher import rejection_sample
 from sfumato.networks.edm import Denoiser, use_channels_last
 from sfumato.privacy import Curator
 from sfumato.training.optimisation import cosine_decay
