@@ -93,7 +93,7 @@ def read_export(path: str | Path) -> SyntheticImages:
     place = _exported_images(path)
     if place is None or not (path / "card.json").is_file():
         raise FileNotFoundError(f"{path} holds no exported images with their card.json")
-    card = Card.from_json(json.loads((path / "card.json").read_text(encoding="utf-8")))
+    card = Card.read(path)
     found = PublicImages.read(place)
     if not set(found.classes) <= set(card.classes):
         raise ValueError(f"{path}: the images have classes that their card does not name")
