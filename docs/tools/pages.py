@@ -139,7 +139,7 @@ def wrong_in(words: list[str]) -> str:
 
 def _wrong_names(words: list[str]) -> str:
     """Experiments of ``--only``, the entry of a paper, and parameters of ``--set``."""
-    from sfumato.experiments.papers.entries import find as find_entry
+    from sfumato.experiments.entries import find as find_entry
     from sfumato.methods import METHODS, find
 
     after = {option: [words[place + 1] for place, word in enumerate(words[:-1]) if word == option] for option in words}

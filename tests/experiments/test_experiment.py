@@ -14,8 +14,9 @@ from sfumato.cli.experiment import _without_paths
 from sfumato.cli.main import main
 from sfumato.data.digits import draw_digits
 from sfumato.experiments.datasets import DatasetLocator, datasets, read_images, read_validation
+from sfumato.experiments.layout import in_order, lay_out
 from sfumato.experiments.results import ResultSet, load_results
-from sfumato.experiments.runner import Progress, in_order, lay_out, run_tasks
+from sfumato.experiments.runner import Progress, run_tasks
 from sfumato.experiments.spec import read_experiments
 from sfumato.experiments.training import Trial
 

@@ -7,14 +7,11 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from sfumato.evaluation.protocols import Protocol
-    from sfumato.methods import Method
-    from sfumato.privacy import AnyBudget
-
-# Torch is imported where it is used: ``sfumato --help`` should not wait for it.
+from sfumato.evaluation.protocols import Protocol, protocol_named
+from sfumato.methods import Method, find
+from sfumato.privacy import AnyBudget, Budget, NoGuarantee
 
 REAL = "real"
 """In place of a method: classifiers trained on the real training images."""
@@ -60,8 +57,6 @@ class EvaluationSpec:
     classifiers: tuple[str, ...] = ()
 
     def chosen_protocol(self) -> Protocol:
-        from sfumato.evaluation.protocols import protocol_named
-
         found = protocol_named(self.protocol)
         if not self.classifiers:
             return found
@@ -127,8 +122,6 @@ class TrainingSpec:
 
     def budget(self, conditions: Conditions) -> AnyBudget:
         """``NoGuarantee`` for an algorithm that needs the raw records."""
-        from sfumato.privacy import Budget, NoGuarantee
-
         if self.method.raw_access:
             return NoGuarantee(unit=conditions.unit)  # type: ignore[arg-type]
         return Budget(self.epsilon, conditions.delta, conditions.unit)  # type: ignore[arg-type]
@@ -212,8 +205,6 @@ class ExperimentSpec:
         return ", ".join([self.name, *(f"{key} {value}" for key, value in case.items())])
 
     def configured(self, case: Mapping[str, Any]) -> Method:
-        from sfumato.methods import find
-
         return find(self.method).configured({**self.parameters, **case})
 
 

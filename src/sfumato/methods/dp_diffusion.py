@@ -12,15 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.methods.base import Method, Shape, check_choices, check_ema_decay, expected
-from sfumato.methods.parts.sub_curator import prefixed, sub_curator, with_share
 from sfumato.methods.parts.teacher import TEACHER, guided, teacher_query, train_teacher
 from sfumato.methods.parts.warm_start import (
     LATENT_METHODS,
     Draw,
-    PublicTraining,
     filtered,
     latent_method,
+    prefixed,
     public_images,
+    sub_curator,
+    train_on_public_images,
+    with_share,
 )
 from sfumato.networks.edm import Denoiser, UNet, half_precision, heun, log_normal_sigma
 from sfumato.networks.features import ScatteringClassifier
@@ -230,10 +232,11 @@ class DPDiffusion(Method):
     def _warm_start(self, curator: Curator, model: Denoiser, draw: Draw | None) -> None:
         """Train on samples of the latent generator and on procedural images; no private image is used."""
         images, labels = public_images(curator, draw, count=self.public_images, procedural_share=self.procedural_share)
-        settings = PublicTraining(self.public_steps, self.public_batch_size, self.public_learning_rate)
         # A copy, because the training may change how weights lie in memory, and the model's are views of one vector.
         trained = deepcopy(model)
-        settings.train(curator, trained, images, labels, self._sigma)
+        sizes = {"steps": self.public_steps, "batch": self.public_batch_size}
+        rate = self.public_learning_rate
+        train_on_public_images(curator, trained, images, labels, self._sigma, learning_rate=rate, **sizes)
         model.load_state_dict(trained.state_dict())
 
     def _train(self, curator: Curator, model: Denoiser, draw: Draw | None) -> None:

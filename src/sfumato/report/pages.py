@@ -30,7 +30,6 @@ from sfumato.report.chart import (
     Bar,
     Point,
     Series,
-    Table,
     bars,
     counts_text,
     curve,
@@ -228,46 +227,6 @@ def _copies(found: MemorisationSummary) -> str:
     return "no copies were found"
 
 
-@dataclass(frozen=True)
-class _Evaluation:
-    table: Table
-    note: str
-    classes: Markup | None
-    classes_note: str
-
-
-@dataclass(frozen=True)
-class _Memorisation:
-    chart: Markup
-    note: str
-
-
-@dataclass(frozen=True)
-class _SideBySide:
-    classes: tuple[str, ...]
-    real: str
-    synthetic: str
-    note: str
-
-
-@dataclass(frozen=True)
-class _RunSection:
-    title: str
-    verdict: str
-    evaluations: list[_Evaluation]
-    memorisation: _Memorisation | None
-    neighbours: str | None
-    side_by_side: _SideBySide | None
-    cost: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class _Curve:
-    protocol: str
-    data: str
-    chart: Markup
-
-
 def internal_page(runs: Sequence[RunFolder]) -> str:
     """One page for one run or for several, which then share a privacy-utility curve."""
     cards = [run.card() for run in runs]
@@ -286,10 +245,10 @@ def epsilon_text(card: Card) -> str:
     return "∞" if card.epsilon is None else f"{card.epsilon:g}"
 
 
-def _section(run: RunFolder, card: Card) -> _RunSection:
+def _section(run: RunFolder, card: Card) -> dict[str, Any]:
     evaluations = run.evaluations()
     found = next((one.memorisation for one in evaluations if one.memorisation is not None), None)
-    return _RunSection(
+    return dict(
         title=f"{run.name}: {card.method}, ε = {epsilon_text(card)}",
         verdict=verdict(card, evaluations),
         evaluations=[_evaluation(one) for one in evaluations],
@@ -300,17 +259,17 @@ def _section(run: RunFolder, card: Card) -> _RunSection:
     )
 
 
-def _side_by_side(run: RunFolder, card: Card) -> _SideBySide | None:
+def _side_by_side(run: RunFolder, card: Card) -> dict[str, Any] | None:
     found = run.side_by_side()
     if found is None:
         return None
     most = private_views.CLASSES_AT_MOST
     which = "each class" if len(card.classes) <= most else f"each of the first {most} classes"
     note = f"A row for {which}. The left images are PRIVATE; the right ones are drawn from the release."
-    return _SideBySide(card.classes[:most], *found, note)
+    return dict(classes=card.classes[:most], real=found[0], synthetic=found[1], note=note)
 
 
-def _curves(runs: Sequence[RunFolder], cards: Sequence[Card]) -> list[_Curve]:
+def _curves(runs: Sequence[RunFolder], cards: Sequence[Card]) -> list[dict[str, Any]]:
     """A curve for each pair of protocol and data: values of different protocols never share one."""
     groups: dict[tuple[str, str], dict[tuple[str, float], list[float]]] = {}
     real: dict[tuple[str, str], tuple[str, float]] = {}
@@ -324,7 +283,7 @@ def _curves(runs: Sequence[RunFolder], cards: Sequence[Card]) -> list[_Curve]:
             groups.setdefault(key, {}).setdefault((name, card.epsilon), []).append(100 * main.mean)
             if baseline is not None:
                 real.setdefault(key, (str(main.classifier), 100 * baseline.mean))
-    return [_Curve(*key, _chart(found, real.get(key))) for key, found in groups.items()]
+    return [dict(protocol=key[0], data=key[1], chart=_chart(found, real.get(key))) for key, found in groups.items()]
 
 
 def _chart(found: dict[tuple[str, float], list[float]], real: tuple[str, float] | None) -> Markup:
@@ -340,14 +299,15 @@ def _chart(found: dict[tuple[str, float], list[float]], real: tuple[str, float] 
     )
 
 
-def _evaluation(evaluation: EvaluationResult) -> _Evaluation:
+def _evaluation(evaluation: EvaluationResult) -> dict[str, Any]:
     protocol = evaluation.protocol
     note = (
         f"Protocol {protocol.name} ({protocol.papers}), data {evaluation.data}, seeds "
         f"{', '.join(map(str, evaluation.seeds))}. {counts_text(evaluation.counts)}{left_out_text(evaluation.left_out)}"
     )
     chart, below = _classes(evaluation)
-    return _Evaluation(measurement_table(evaluation.measurements), note, chart, below)
+    table = measurement_table(evaluation.measurements)
+    return dict(table=table, note=note, classes=chart, classes_note=below)
 
 
 def _classes(evaluation: EvaluationResult) -> tuple[Markup | None, str]:
@@ -371,7 +331,7 @@ def _classes(evaluation: EvaluationResult) -> tuple[Markup | None, str]:
     return chart, note
 
 
-def _memorisation(summary: MemorisationSummary) -> _Memorisation:
+def _memorisation(summary: MemorisationSummary) -> dict[str, Any]:
     share = summary.share_nearer_than_one_percent_of_test
     chart = bars([Bar("synthetic", share, 0.01), Bar("fresh real", 0.01)], full=max(0.05, 1.2 * share))
     note = (
@@ -381,7 +341,7 @@ def _memorisation(summary: MemorisationSummary) -> _Memorisation:
         f"real test images {summary.median_distance_of_test:.3f} (root mean square on 0..1). This finds copies; "
         "finding none proves nothing. The guarantee rests on the ledger."
     )
-    return _Memorisation(chart, note)
+    return dict(chart=chart, note=note)
 
 
 def _cost(cost: dict[str, Any] | None, card: Card) -> list[tuple[str, str]]:

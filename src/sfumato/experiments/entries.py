@@ -195,7 +195,7 @@ def find(paper: str, entry: str) -> tuple[Paper, Entry]:
 
 def read_toml(name: str) -> dict[str, Any]:
     """The tables of a file of this package."""
-    return tomllib.loads(files("sfumato.experiments.papers").joinpath(name).read_text(encoding="utf-8"))
+    return tomllib.loads(files("sfumato.experiments").joinpath("papers", name).read_text(encoding="utf-8"))
 
 
 def _paper(key: str, data: dict[str, Any]) -> Paper:
