@@ -8,11 +8,16 @@ runs every broken and every control method and says which check catches which. E
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from broken_methods import BROKEN_METHODS, CONTROL_METHODS, MISTAKES, ControlMethod
 from sfumato.audit.noise import audit_noise
@@ -23,8 +28,13 @@ from sfumato.files import write_json
 from sfumato.privacy import Budget, PrivateRecords
 
 CONTROL, MECHANISM, DIRECT, HELPER = "control", "mechanism", "direct", "in a helper"
-GUARDED = "the function was refused on random images"
+REFUSED_BY_TORCH = ("the function was refused on random images", "the loss was refused on random images")
+KEPT_APART = "kept apart"
+"""The method runs, and because its loss sees one row its mistake moves no sum further than is paid."""
 NOT_CAUGHT = "nothing"
+MOST_MOVEMENT = 1.0 + 1e-4
+OUTSIDE_OF_ROWS = ("private_choices", "sizes_and_noise")
+"""Modules of mistakes that are not about what a loss sees: that a sum moves by no more says nothing of them."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ def detect(
     private: PrivateRecords | None = None,
     pairs: int = 12,
 ) -> Detection:
-    """Apply the checks in the order in which a method meets them: guard and probe, Curator, replay, noise audit."""
+    """Apply the checks in the order in which a method meets them: one row, Curator, replay, noise audit."""
     private = worst_case_images(72, size=8) if private is None else private
     method = kind.small()
     found = replay(method, private, budget=budget, pairs=pairs)
@@ -86,7 +96,11 @@ def detect(
     if found.findings:
         return Detection(mistake, form, "replay", found.rules, movement)
     failed = tuple(test.name for test in audit_noise(method, private, budget=budget).tests if test.failed)
-    return Detection(mistake, form, "noise audit" if failed else NOT_CAUGHT, failed, movement)
+    if failed:
+        return Detection(mistake, form, "noise audit", failed, movement)
+    in_rows = form in (DIRECT, HELPER) and kind.__module__.rpartition(".")[2] not in OUTSIDE_OF_ROWS
+    apart = in_rows and movement is not None and max(movement) <= MOST_MOVEMENT
+    return Detection(mistake, form, KEPT_APART if apart else NOT_CAUGHT, (), movement)
 
 
 def _largest(found: Replay) -> float:
@@ -95,20 +109,26 @@ def _largest(found: Replay) -> float:
 
 def detection_matrix(*, budget: Budget, pairs: int = 12) -> Iterator[Detection]:
     """Every control method and every broken method, as soon as each is done."""
-    private = worst_case_images(72, size=8)
-    for mistake, form, kind in audited_methods():
-        yield detect(mistake, form, kind, budget=budget, private=private, pairs=pairs)
+    count = sum(1 for _ in audited_methods())
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(partial(_detected, budget=budget, pairs=pairs), range(count))
+
+
+def _detected(number: int, *, budget: Budget, pairs: int) -> Detection:
+    torch.set_num_threads(1)
+    mistake, form, kind = list(audited_methods())[number]
+    return detect(mistake, form, kind, budget=budget, pairs=pairs)
 
 
 def _refused_by(detail: str) -> str:
-    if GUARDED in detail:
-        return "guard"
-    return "probe" if detail.startswith("UnsupportedModel") else "Curator"
+    if any(text in detail for text in REFUSED_BY_TORCH):
+        return "torch.func.vmap"
+    return "isolation" if detail.startswith("UnsupportedModel") else "Curator"
 
 
 def _short(detail: str) -> str:
     """The reason of a refusal, without its advice."""
-    text = detail.split(": ", 1)[1].removeprefix(f"{GUARDED}: ")
+    text = detail.split(": ", 1)[1]
     return text.split(". ")[0].split(" (")[0]
 
 

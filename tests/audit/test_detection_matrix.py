@@ -11,8 +11,9 @@ import detection_matrix
 from broken_methods import MISTAKES, ControlMethod
 from detection_matrix import (
     CONTROL,
-    GUARDED,
+    KEPT_APART,
     NOT_CAUGHT,
+    REFUSED_BY_TORCH,
     Detection,
     audited_methods,
     detect,
@@ -33,7 +34,6 @@ STEP_FUNCTIONS = {
     ("a number of steps from the size of the data", "direct"),
     ("a number of steps from the size of the data", "in a helper"),
     ("steps skipped when the batch has bad values", "in a helper"),
-    ("statistics of the batch from 100 rows on", "in a helper"),
 }
 """Not caught: a step function of a private number, which one removed record seldom moves across a step."""
 
@@ -60,7 +60,7 @@ def refused_by(kind: type[ControlMethod]) -> str:
     try:
         kind.small().fit(worst_case_images(72, size=8), BUDGET, seed=0, device="cpu")
     except UnsupportedModel as refusal:
-        return "guard" if GUARDED in str(refusal) else "probe"
+        return "torch.func.vmap" if any(text in str(refusal) for text in REFUSED_BY_TORCH) else "isolation"
     return "nothing"
 
 
@@ -70,12 +70,19 @@ def of(check: str) -> list[Detection]:
     return found
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the guard ends a loss's thread
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # a refusal ends a loss's thread
 @pytest.mark.parametrize("form", [pytest.param("direct", marks=pytest.mark.long), "in a helper"])
-@pytest.mark.parametrize("check", ["guard", "probe"])
-def test_guard_and_probe_refuse_what_they_should(check: str, form: str) -> None:
+@pytest.mark.parametrize("check", ["torch.func.vmap", "isolation"])
+def test_functions_that_let_values_out_are_refused(check: str, form: str) -> None:
     found = {one.mistake: refused_by(METHODS[one.mistake, form]) for one in of(check) if one.form == form}
     assert {mistake: by for mistake, by in found.items() if by != check} == {}
+
+
+@pytest.mark.long
+def test_rows_that_would_mix_are_kept_apart() -> None:
+    for one in of(KEPT_APART)[::4]:
+        found = detect(one.mistake, one.form, METHODS[one.mistake, one.form], budget=BUDGET, pairs=3)
+        assert found.caught_by == KEPT_APART, (one.mistake, one.form)
 
 
 @pytest.mark.long
