@@ -27,7 +27,7 @@ NOT_NUMBERS = (
     "methods/registry.py",
     "privacy/distributed.py",
     "privacy/gradients/errors.py",
-    "privacy/gradients/guard.py",
+    "privacy/gradients/isolation.py",
     "privacy/gradients/probe.py",
     "privacy/interfaces.py",
     "privacy/journal.py",

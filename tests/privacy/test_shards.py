@@ -7,6 +7,7 @@ import json
 import math
 import weakref
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,23 @@ def test_memory_is_the_shards_and_stays_between_visits() -> None:
     for step in curator.steps("train"):
         step.update(memory, count)
         expected[step._batch] += sizes[step._batch]
+    assert np.allclose(memory._values[:, 0], expected)
+
+
+def test_a_shard_is_given_to_another_function_the_first_time() -> None:
+    curator, _ = door(collection())
+    memory = curator.private_state("visits", (1,), shards=SHARDS)
+    units = Units(collection(), "image", max_images=4).shard_of(Randomness(1), SHARDS)
+    sizes, visits = np.bincount(units, minlength=SHARDS), np.zeros(SHARDS)
+
+    def add(images: Tensor, labels: Tensor, weights: Tensor, random: object, own: Tensor, amount: float) -> Tensor:
+        return own + amount
+
+    for step in curator.steps("train"):
+        step.update(memory, partial(add, amount=1.0), first=partial(add, amount=100.0))
+        visits[step._batch] += 1
+    assert (sizes > 0).any() and visits.max() > 1
+    expected = np.where((visits > 0) & (sizes > 0), 99.0 + visits, visits)
     assert np.allclose(memory._values[:, 0], expected)
 
 
