@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from sfumato.methods import find
 from sfumato.planning.costs import costs, record_steps
+from sfumato.methods import find
 from sfumato.training.profiling import rehearse
 
 COSTS = Path(__file__).parents[1] / "src" / "sfumato" / "planning" / "costs.toml"

@@ -25,9 +25,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from scipy import stats
 
+from sfumato.planning.costs import costs
 from sfumato.experiments.results import ResultSet, current_commit, load_results
 from sfumato.experiments.spec import read_experiments
-from sfumato.planning.costs import costs
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results"

@@ -12,15 +12,7 @@
 
 Exit status: 0 everything agrees, 1 something disagrees, 2 nothing disagrees, but it cannot be proved from what is here.
 """
-import argparse
-import base64
-import cmath
-import hashlib
-import html
-import json
-import math
-import re
-import sys
+import argparse, base64, cmath, hashlib, html, json, math, re, sys
 from array import array
 from collections import Counter
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
@@ -46,10 +38,9 @@ def inverse_variance(event):
     return reduce(UP.add, (UP.divide(ONE, DOWN.multiply(sigma, sigma)) for sigma in sigmas))
 @lru_cache(None)
 def log_moments(rate, inverse, far):
-    """Ln E_Q[(P/Q)^a] of one step for whole orders a; ``far`` is the distance of the two answers in clip norms.
+    """ln E_Q[(P/Q)^a] of one step for whole orders a; ``far`` is the distance of the two answers in clip norms.
     Adding or removing: the binomial sum (Mironov, Talwar, Zhang 2019). Replacing: the two mixtures share their part of
-    weight 1 - q, and E[(P/Q)^a] is jointly convex.
-    """
+    weight 1 - q, and E[(P/Q)^a] is jointly convex."""
     q, half = Decimal(rate), UP.divide(UP.multiply(inverse, Decimal(far * far)), Decimal(2))
     whole = {a: UP.multiply(Decimal(a * (a - 1)), half) for a in range(257)}
     if q == ONE:
@@ -100,7 +91,7 @@ def proved_epsilon(events, relation, delta, order=None):
         found = min(found, smallest(lambda eps: gaussian_delta(eps, mu), delta))
     return max(0.0, found)
 def gaussian_mu(events, relation):
-    """Sensitivity / deviation of everything together, where every event is over all units; else None."""
+    """sensitivity / deviation of everything together, where every event is over all units; else None."""
     if not events or any(event["kind"] != "noisy sums" or event["rate"] != 1 for event in events):
         return None
     total = sum(event["steps"] * float(inverse_variance(event)) for event in events)
@@ -127,8 +118,7 @@ def log_mix(q, exponent):
 class Loss:
     """The composed privacy loss of (mu, q, steps) parts in one direction: "remove", "add" or "replace".
     delta(eps) = 1/(2 pi i) int M(s) e^(-s eps) / (s (s + 1)) ds on Re s = c > 0, where M is the moment generating
-    function. The trapezoidal rule adds values of delta at other eps, hence errs upwards.
-    """
+    function. The trapezoidal rule adds values of delta at other eps, hence errs upwards."""
     def __init__(self, parts, kind, width):
         self.kind, self.width = kind, width
         self.mu2 = sum(t * ((2 if kind == "replace" else 1) * mu) ** 2 for mu, q, t in parts if q == 1)
@@ -263,7 +253,7 @@ def check_card(card):
     together, said = card["collection_epsilon"], card.get("gaussian_mu")
     require(together is None or together >= card["epsilon"], "the collection's epsilon is below the release's")
     mu = gaussian_mu(accounted, card["relation"])
-    require(said is None or (mu and mu * (1 - 1e-9) <= said <= mu * (1 + 1e-4)), "mu is not that of the events")
+    require(said is None or mu and mu * (1 - 1e-9) <= said <= mu * (1 + 1e-4), "mu is not that of the events")
     whole = (card.get("composition") or {}).get("rule") != "renyi filter" or said is card["recognised"] is None
     require(whole, "a trade-off for runs that were chosen one by one")
 def three_digits(value, towards):

@@ -12,8 +12,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sfumato.experiments.results import ResultRow, ResultSet, current_commit
-from sfumato.files import json_text
 from sfumato.planning.expected_use import (
     Use,
     expected_share,
@@ -22,6 +20,8 @@ from sfumato.planning.expected_use import (
     table_facts,
     table_rows,
 )
+from sfumato.experiments.results import ResultRow, ResultSet, current_commit
+from sfumato.files import json_text
 
 HERE = Path(__file__).parent
 DATA, CLASSIFIER = "fashion-mnist", "CNN"

@@ -1,7 +1,7 @@
 """What a plan costs under the filter for adaptively chosen runs, beside the accountant of one run; writes filter.json.
 
-python docs/results/filter_cost.py
-python docs/results/checks.py
+    python docs/results/filter_cost.py
+    python docs/results/checks.py
 """
 
 from __future__ import annotations
