@@ -238,7 +238,7 @@ class GradientSum:
             try:
                 found = vmap_gradients(part, self.loss)
             except (RuntimeError, TypeError, AttributeError, NotImplementedError) as error:
-                raise UnsupportedModel(_NOT_UNDERSTOOD.format(reason, type(error).__name__, error)) from None
+                raise UnsupportedModel(_NOT_UNDERSTOOD.format(type(error).__name__, error)) from None
         if gradients_agree(found, loop, part) is False:
             raise UnsupportedModel(
                 "the gradients of a few records disagree with the same records taken one at a time: a layer behaves "
@@ -248,7 +248,7 @@ class GradientSum:
 
 
 _NOT_UNDERSTOOD = (
-    "the loss was refused on random images: neither tracing ({}) nor torch.func.vmap ({}: {}) can run it for one row. "
-    "A loss may not turn values into Python numbers, branch on them, index by masks, draw from a global generator or "
-    "write to tensors of before; differentiate with torch.func.grad, vjp or jvp, not with torch.autograd.grad"
+    "the loss was refused on random images: torch.func.vmap cannot run it for one row ({}: {}). A loss may not turn "
+    "values into Python numbers, branch on them, index by masks, draw from a global generator or write to tensors of "
+    "before; differentiate with torch.func.grad, vjp or jvp, not with torch.autograd.grad"
 )
