@@ -28,7 +28,7 @@ from sfumato.data import Images, PrivateImages
 from sfumato.data.digits import draw_digits
 from sfumato.evaluation.evaluate import evaluate
 from sfumato.evaluation.results import SYNTHETIC
-from sfumato.experiments.gather import metric_name
+from sfumato.experiments.layout import metric_name
 from sfumato.experiments.results import DataUsed, Measured, ResultRow, ResultSet, provenance
 from sfumato.methods.dp_vae import DPVAE, ConditionalVAE
 from sfumato.privacy import Budget

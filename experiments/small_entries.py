@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sfumato.experiments.papers.entries import papers
+from sfumato.experiments.entries import papers
 from sfumato.experiments.results import ResultSet
 
 COSTS = Path(__file__).parents[1] / "src" / "sfumato" / "planning" / "costs.toml"

@@ -82,7 +82,7 @@ def links() -> Iterator[Finding]:
 
 def misspelt(words: list[str], text: str | None = None) -> list[str]:
     """What codespell says about files, or about a text."""
-    program = [sys.executable, "-m", "codespell_lib", "-L", "bu,fpr,befores,smal,trainigs,protocoll", "-S"]
+    program = [sys.executable, "-m", "codespell_lib", "-L", "bu,fpr,befores,smal,trainigs,protocoll,ot", "-S"]
     done = subprocess.run([*program, "*.json,*.png", *words], input=text, cwd=ROOT, capture_output=True, text=True)
     return [line for line in done.stdout.splitlines() if "==>" in line]
 
@@ -139,7 +139,7 @@ def wrong_in(words: list[str]) -> str:
 
 def _wrong_names(words: list[str]) -> str:
     """Experiments of ``--only``, the entry of a paper, and parameters of ``--set``."""
-    from sfumato.experiments.papers.entries import find as find_entry
+    from sfumato.experiments.entries import find as find_entry
     from sfumato.methods import METHODS, find
 
     after = {option: [words[place + 1] for place, word in enumerate(words[:-1]) if word == option] for option in words}

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from sfumato.experiments.datasets import datasets
-from sfumato.experiments.gather import PROTOCOL
-from sfumato.experiments.papers.entries import SCALES, Entry, Paper, papers
-from sfumato.experiments.papers.result import Compared, compared, entry_name
+from sfumato.experiments.entries import SCALES, Entry, Paper, papers
+from sfumato.experiments.measures import PROTOCOL
+from sfumato.experiments.reproduction import Compared, compared, entry_name
 from sfumato.experiments.results import ResultSet
 from sfumato.report.papers import agreement, caption, number
 

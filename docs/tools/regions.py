@@ -19,8 +19,8 @@ from pathlib import Path
 
 from paper_page import table
 from sfumato.experiments.datasets import datasets
-from sfumato.experiments.papers.entries import find
-from sfumato.experiments.papers.result import compared
+from sfumato.experiments.entries import find
+from sfumato.experiments.reproduction import compared
 from sfumato.experiments.results import ResultRow, ResultSet
 from sfumato.experiments.spec import hint
 from sfumato.report.papers import number

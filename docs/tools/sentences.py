@@ -23,7 +23,7 @@ from regions import REGION, documentation_pages
 from sfumato import DP2VAE, DPPM, GSWGAN, PRIVAE, DPDiffusion, DPLFlow, Method
 from sfumato.evaluation.protocols import PROTOCOLS
 from sfumato.experiments.datasets import datasets
-from sfumato.experiments.papers.entries import find as find_entry
+from sfumato.experiments.entries import find as find_entry
 from sfumato.experiments.results import ResultRow, load_results
 from sfumato.methods import find
 from sfumato.networks.edm import heun

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from sfumato.methods.gs_wgan import GSWGAN
     from sfumato.methods.privae import PRIVAE
     from sfumato.methods.published.dp2_vae import DP2VAEPublished
-    from sfumato.methods.published.dp_realnvp import DPRealNVPPublished
     from sfumato.methods.published.dpaf import DPAFPublished
     from sfumato.methods.published.dppm import DPPMPublished
     from sfumato.methods.registry import load
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from sfumato.privacy import Budget, Ledger, NoGuarantee
     from sfumato.release import Card, Release, SyntheticImages
     from sfumato.report.comparison import compare
+    from sfumato.training.own_loop import DPSGD
 
     __version__: str
 
@@ -57,7 +57,6 @@ _MODULES = {
     "load": "methods.registry",
     "DP2VAEPublished": "methods.published.dp2_vae",
     "DPAFPublished": "methods.published.dpaf",
-    "DPRealNVPPublished": "methods.published.dp_realnvp",
     "DPPMPublished": "methods.published.dppm",
     "DPDiffusion": "methods.dp_diffusion",
     "DPLFlow": "methods.dp_lflow",
@@ -73,6 +72,7 @@ _MODULES = {
     "PublicFacts": "planning.expected_use",
     "plan_all": "planning.plan",
     "choose_method": "planning.plan",
+    "DPSGD": "training.own_loop",
     "evaluate": "evaluation.evaluate",
     "compare": "report.comparison",
     "replay": "audit.replay",
@@ -83,6 +83,7 @@ __all__ = [
     "DPAF",
     "DPMERF",
     "DPPM",
+    "DPSGD",
     "DPVAE",
     "GSWGAN",
     "PRIVAE",
@@ -96,7 +97,6 @@ __all__ = [
     "DPMixture",
     "DPPMPublished",
     "DPRealNVP",
-    "DPRealNVPPublished",
     "Images",
     "Ledger",
     "Method",

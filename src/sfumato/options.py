@@ -28,6 +28,9 @@ class ReadingOptions:
 
     size: Annotated[int | None, typer.Option(min=1, help="Resize to a square of this many pixels.")] = None
     colour: Annotated[str | None, typer.Option(help="grey or rgb [default: as the files are].")] = None
+    bits: Annotated[
+        int | None, typer.Option(min=8, max=16, help="Bits that the values of 16-bit images use: 12 for most scanners.")
+    ] = None
     classes: Annotated[
         str | None,
         typer.Option(help='The label set: a number, or names separated by commas ("a, b" in quotes has a comma).'),
@@ -67,6 +70,7 @@ class ReadingOptions:
         return {
             "size": self.size,
             "colour": self.colour,  # type: ignore[typeddict-item]
+            "bits": self.bits or 16,
             "classes": label_set(self.classes),
             "labelled": not self.no_labels,
             "unlabelled": self.missing_labels,  # type: ignore[typeddict-item]

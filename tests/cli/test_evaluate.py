@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import stat
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from sfumato.cli.console import console
 from sfumato.cli.main import main
 from sfumato.data.images import read
 from sfumato.evaluation.results import EvaluationResult
-from sfumato.privacy.distributed import World
 from sfumato.release import SyntheticImages
 from sfumato.release.export import export
 
@@ -95,20 +93,6 @@ def test_an_unknown_protocol_is_explained(
     path = str(write(tmp_path / "images.npz", 40, 0))
     assert evaluate(monkeypatch, path, "--real", path, "--real-test", path, "--protocol", "best", "--no-cache") == 2
     assert "choose one of sinkhorn, dppm, dpdm, bench" in capsys.readouterr().err
-
-
-def test_processes_read_in_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nothing is read before the turn of a process has come: here it never comes."""
-
-    def never(self: World, make: Callable[[], object]) -> object:
-        raise ValueError("it is the turn of another process")
-
-    monkeypatch.setattr(World, "in_turn", never)
-    missing = str(tmp_path / "nothing.npz")
-    assert evaluate(monkeypatch, missing, "--real", missing, "--real-test", missing, "--no-inception") == 2
-    assert "it is the turn of another process" in capsys.readouterr().err
 
 
 def test_on_a_cpu_the_fast_form_is_the_default_and_says_so(

@@ -15,6 +15,8 @@ from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, ge
 
 from data.samples import pictures, write_folder, write_npz
 from sfumato.data import BadInput, read
+from sfumato.data.inspection import inspect
+from sfumato.data.source import Selection
 
 
 def write_dicom(path: Path, pixels: np.ndarray, **tags: object) -> Path:
@@ -197,3 +199,16 @@ def test_persons_from_a_file_and_from_a_pattern(tmp_path: Path) -> None:
         read(tmp_path / "c", person_pattern="p", person_column="PatientID")
     with pytest.raises(BadInput, match="have no file names"):
         read(write_npz(tmp_path / "c.npz", *pictures()), classes=3, person_pattern="p")
+
+
+def test_twelve_bits_in_sixteen_come_out_bright_where_that_is_said(tmp_path: Path) -> None:
+    for row in range(3):
+        place = tmp_path / "c" / "sick" / f"{row}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), (0, 2048, 4095)[row], np.uint16)).save(place)
+    assert read(tmp_path / "c").pixels.max() == 16
+    assert sorted(read(tmp_path / "c", bits=12).pixels.max(axis=(1, 2, 3))) == [0, 128, 255]
+    found = inspect(tmp_path / "c", Selection())
+    assert (found.brightest, found.suggested_bits) == (16, 12)
+    with pytest.raises(ValueError, match="8 to 16"):
+        read(tmp_path / "c", bits=7)

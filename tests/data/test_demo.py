@@ -32,7 +32,7 @@ def test_the_story_on_drawn_digits(tmp_path: Path) -> None:
     assert np.bincount(synthetic.labels).tolist() == [100] * 10
     card = json.loads((tmp_path / "out" / "release" / "card.json").read_text())
     assert card["guarantee"] == "certified" and card["epsilon"] <= 10
-    assert (tmp_path / "out" / "samples.png").stat().st_size > 0
+    assert (tmp_path / "out" / "synthetic" / "samples.png").stat().st_size > 0
     internal = tmp_path / "out" / "internal"
     assert stat.S_IMODE(internal.stat().st_mode) == 0o700
     assert json.loads((internal / "evaluation.json").read_text())["NOT PRIVATE"] is True

@@ -18,7 +18,7 @@ from sfumato.privacy.distributed import World
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("task", "sizes"),
-    [("small-cases", (4,)), ("features", (3,)), ("many-features", (3,)), ("every-method", (2, 3, 4))],
+    [("small-cases", (4,)), ("every-method", (2, 3, 4))],
 )
 def test_the_release_does_not_depend_on_the_number_of_processes(
     task: str, sizes: tuple[int, ...], tmp_path: Path

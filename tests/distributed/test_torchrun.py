@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -49,8 +48,8 @@ def two_processes(*words: str) -> None:
 
 
 @pytest.mark.long
-def test_training_sampling_and_evaluation_under_torchrun(data: Path, tmp_path: Path) -> None:
-    run, synthetic, result = tmp_path / "run", tmp_path / "synthetic", tmp_path / "result.json"
+def test_training_and_sampling_under_torchrun(data: Path, tmp_path: Path) -> None:
+    run, synthetic = tmp_path / "run", tmp_path / "synthetic"
     two_processes("train", str(data), *METHOD, *BUDGET, "--out", str(run))
     card = load(run / "release").card
     assert card.certified and card.epsilon is not None and card.epsilon <= 3.0
@@ -62,9 +61,6 @@ def test_training_sampling_and_evaluation_under_torchrun(data: Path, tmp_path: P
     ]
     drawn = read_export(synthetic)
     assert len(drawn.labels) == 60 and drawn.card == card
-    real = ["--real", str(data), "--real-test", str(data.with_name("test.npz")), "--classes", "2"]
-    two_processes("evaluate", str(synthetic), *real, "--no-inception", "--seeds", "1", "--json", str(result))
-    assert json.loads(result.read_text())["counts"]["real_train"] == 200
 
 
 @pytest.mark.long

@@ -20,8 +20,6 @@ from conformance.test_methods import CERTIFIED, budget_for
 from gradient_cases import Classifier, make_batch, squared_error
 from privacy.test_runs import KillAfter, Killed
 from sfumato.audit.replay import replay
-from sfumato.evaluation import features as fidelity
-from sfumato.evaluation.features import FeatureNetwork, extract, feature_statistics
 from sfumato.methods import Method, find
 from sfumato.privacy import Budget, PrivateRecords
 from sfumato.privacy.distributed import ProcessesDiffer, RankLost, World
@@ -141,26 +139,6 @@ def sampling(world: World) -> dict[str, Any]:
     }
 
 
-def features(world: World) -> dict[str, Any]:
-    """Features of a small network, of which every process computes a part."""
-    torch.manual_seed(0)
-    module = torch.nn.Sequential(torch.nn.Flatten(), _Scaled(), torch.nn.Linear(784, 5))
-    network = FeatureNetwork("small", "", 5, "none", "nothing", module)
-    found = extract(network, few(70)._pixels, batch=16)
-    return {"features": hashlib.sha256(found.numpy().tobytes()).hexdigest()}
-
-
-def many_features(world: World) -> dict[str, Any]:
-    """Statistics of more images than are kept as rows, of which every process computes some parts."""
-    fidelity.ROWS_KEPT = 100
-    torch.manual_seed(0)
-    module = torch.nn.Sequential(torch.nn.Flatten(), _Scaled(), torch.nn.Linear(784, 5))
-    network = FeatureNetwork("small", "", 5, "none", "nothing", module)
-    found = feature_statistics(network, few(2500)._pixels)
-    parts = {"mean": found.mean, "covariance": found.covariance, "rows": found.rows}
-    return {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in parts.items()}
-
-
 def disagreement(world: World) -> dict[str, Any]:
     """What each process says when the last one has one record less, other pixels, or another budget."""
     method, last = find("dp-merf").small(), world.rank == world.size - 1
@@ -209,11 +187,6 @@ def in_turn(world: World) -> dict[str, Any]:
     return {"made": world.in_turn(make)}
 
 
-class _Scaled(torch.nn.Module):
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        return pixels.float() / 255.0
-
-
 TASKS: dict[str, Callable[[World], dict[str, Any]]] = {
     "every-method": every_method,
     "small-cases": small_cases,
@@ -221,8 +194,6 @@ TASKS: dict[str, Callable[[World], dict[str, Any]]] = {
     "whole": whole,
     "interrupted": interrupted,
     "sampling": sampling,
-    "features": features,
-    "many-features": many_features,
     "disagreement": disagreement,
     "in-turn": in_turn,
 }

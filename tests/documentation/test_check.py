@@ -19,7 +19,7 @@ from evidence import _code, changed_since, dependencies, stale_results
 from finding import ROOT, Finding, failed_claim
 from regions import DAGGER, REGION, TRANSCRIBED, Selector, region_table, rendered, unsourced_numbers
 from result_files import typed_cells
-from sfumato.experiments.papers.entries import papers
+from sfumato.experiments.entries import papers
 from sfumato.experiments.results import ResultSet, load_results
 from sources import sources
 

@@ -1,8 +1,9 @@
-"""The notebooks and the script of examples/ run; that their committed output is complete is a part of make check."""
+"""The notebooks and the scripts of examples/ run; that their committed output is complete is a part of make check."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +42,12 @@ def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
 
 def test_the_script_with_own_models_certifies_all_three(tmp_path: Path) -> None:
     assert run(str(ROOT / "examples" / "own_model.py"), place=tmp_path).count("certified") == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("own_loop", "opacus"), ("lightning_loop", "lightning"), ("accelerate_loop", "accelerate")]
+)
+def test_a_loop_of_ones_own_learns_within_its_budget(name: str, package: str, tmp_path: Path) -> None:
+    pytest.importorskip(package)
+    said = run(str(ROOT / "examples" / f"{name}.py"), place=tmp_path)
+    assert "ε 2.99" in said and all(int(share) > 60 for share in re.findall(r"accuracy (\d+)%", said)), said

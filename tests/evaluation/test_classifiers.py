@@ -17,11 +17,9 @@ from sfumato.evaluation.classifiers import (
     HalfDropout,
     NetworkTraining,
     OptimizerSpec,
-    TrainingJob,
     mlp,
     score,
     train_classifier,
-    train_classifiers,
 )
 from sfumato.evaluation.protocols import PROTOCOLS
 
@@ -104,7 +102,7 @@ def test_the_last_images_of_each_class_can_be_held_out() -> None:
         labels = np.sort(labels) if sort else labels
         pixels = np.zeros((120, 1, 4, 4), dtype=np.uint8)
         spec = ClassifierSpec("MLP", mlp, epochs=1, held_out=0.1, held_out_last=True)
-        training = NetworkTraining(spec, pixels, labels, 4, 0, torch.device("cpu"))
+        training = NetworkTraining(spec, pixels, labels, classes=4, seed=0)
         last = [row for label in range(4) for row in np.flatnonzero(labels == label)[-3:]]
         assert sorted(training.held_out.tolist()) == sorted(last)
         assert sorted([*training.held_out.tolist(), *training.rows.tolist()]) == list(range(120))
@@ -218,32 +216,3 @@ def test_a_second_epoch_is_picked_on_validation_images() -> None:
     assert any(one.validated.epoch != one.epoch for one in found if one.validated is not None)
     alone = train_classifier(spec, pixels, labels, classes=4, seed=0)
     assert alone.validated is None and alone.epoch == found[0].epoch
-
-
-@pytest.mark.long
-def test_classifiers_in_processes_of_their_own_are_the_ones_of_this_process() -> None:
-    pixels, labels = bars(96)
-    aside, noise = bars(40, seed=9), bars(200, seed=5)[0]
-    specs = [LOGISTIC_REGRESSION, *(ClassifierSpec(name, mlp, 3, 16, held_out=0.3) for name in ("a", "b"))]
-    jobs = [TrainingJob(spec, pixels, labels, 4, seed, aside) for seed, spec in enumerate(specs)]
-    alone, together = train_classifiers(jobs), train_classifiers(jobs, together=2)
-    assert [one.name for one in together] == ["LR", "a", "b"]
-    for one, other in zip(alone, together, strict=True):
-        assert one.epoch == other.epoch and (one.predict(noise) == other.predict(noise)).all()
-        assert (one.validated is None) == (other.validated is None)
-    assert together[1].validated is not None and alone[1].validated is not None
-    assert together[1].validated.epoch == alone[1].validated.epoch
-    with pytest.raises(ValueError, match="at least one classifier"):
-        train_classifiers(jobs, together=0)
-
-
-def test_a_network_can_be_trained_in_bfloat16() -> None:
-    pixels, labels = bars(256)
-    spec = replace(CNN, batch=32, epochs=6)
-    half = train_classifier(spec, pixels, labels, classes=4, seed=0, bfloat16=True)
-    assert score(half, *bars(100, seed=1), classes=4).overall > 0.9
-    first, second = (
-        TrainingJob(spec, pixels, labels, 4, 0, bfloat16=bfloat16).picks()[0].state for bfloat16 in (False, True)
-    )
-    assert any((first[name] != second[name]).any() for name in first)
-    assert all(value.dtype == torch.float32 for value in second.values()), "the weights themselves stay in float32"

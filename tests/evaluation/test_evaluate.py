@@ -8,13 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from release.cards import certified
 from sfumato.data.images import Images
 from sfumato.evaluation.classifiers import LOGISTIC_REGRESSION, ClassifierSpec, mlp
 from sfumato.evaluation.evaluate import evaluate
-from sfumato.evaluation.image_sets import bench_split
 from sfumato.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
 from sfumato.evaluation.results import (
     HALVES,
@@ -228,7 +226,6 @@ def test_bench_also_picks_on_real_validation_images_and_says_so() -> None:
     validated = [find(found, SYNTHETIC, "accuracy", f"{name}, validated on real images") for name in names]
     best = find(found, SYNTHETIC, "accuracy", "best of ResNet, WRN, ResNeXt, validated on real images")
     assert best.mean == max(one.mean for one in validated)
-    assert {one.settings["arithmetic"] for one in validated} == {"float32"}
     assert "not private" in best.settings["selection"] and "synthetic" in found.protocol.selection
     # The headline of a page is the honest one: the mean of the three networks.
     headline = found.headline()
@@ -243,38 +240,6 @@ def test_test_images_that_were_trained_on_are_refused() -> None:
     with pytest.raises(ValueError, match="repeat the training images") as refused:
         evaluate(blocks(36, seed=1), real, real, protocol=QUICK, with_inception=False)
     assert "60" not in str(refused.value), "the number of copies is private"
-
-
-def test_the_bench_split_is_torchs_random_split() -> None:
-    images = blocks(60, seed=0)
-    torch.manual_seed(0)
-    expected = torch.utils.data.random_split(range(60), [50, 10])
-    train, aside = bench_split(images, validation=10)
-    np.testing.assert_array_equal(train.pixels, images.pixels[expected[0].indices])
-    np.testing.assert_array_equal(aside.pixels, images.pixels[expected[1].indices])
-
-
-@pytest.mark.long
-def test_the_networks_of_bench_are_trained_at_the_same_time_and_in_bfloat16() -> None:
-    tiny = tuple(replace(spec, network=mlp, epochs=1, held_out=0.2) for spec in PROTOCOLS["bench"].classifiers)
-
-    def measured(*, together: int = 1, bfloat16: bool = False) -> EvaluationResult:
-        return evaluate(
-            blocks(36, seed=1),
-            blocks(60, seed=4),
-            blocks(45, seed=5),
-            real_validation=blocks(30, seed=6),
-            protocol=replace(PROTOCOLS["bench"], classifiers=tiny),
-            seeds=(0,),
-            with_inception=False,
-            baselines=False,
-            together=together,
-            bfloat16=bfloat16,
-        )
-
-    assert measured(together=3).measurements == measured().measurements
-    half = find(measured(bfloat16=True), SYNTHETIC, "accuracy", "WRN")
-    assert half.settings["arithmetic"] == "bfloat16"
 
 
 def test_one_row_alone_is_the_row_of_the_whole_evaluation() -> None:

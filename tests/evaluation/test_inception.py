@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torchmetrics.image.kid import KernelInceptionDistance
 
 from sfumato.evaluation import features as room
-from sfumato.evaluation.features import InceptionHead, checked_bytes, inception, inception_score
+from sfumato.evaluation.features import checked_bytes, inception
 
 
 @pytest.mark.long
@@ -72,25 +71,3 @@ def test_another_file_is_never_loaded(tmp_path: Path) -> None:
     path.write_bytes(b"anything else")
     with pytest.raises(ValueError, match="was not loaded"):
         checked_bytes(path)
-
-
-def test_inception_score_without_a_head_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--inception-head"):
-        inception_score(torch.zeros(4, 2048), head=None)
-    save_file({"other": torch.zeros(2)}, tmp_path / "head.safetensors")
-    with pytest.raises(ValueError, match="'weight' and 'bias'"):
-        InceptionHead.load(tmp_path / "head.safetensors")
-
-
-def test_inception_score_of_collapsed_and_of_perfect_samples(tmp_path: Path) -> None:
-    weight = torch.zeros(8, 2048)
-    weight[:, :8] = 500.0 * torch.eye(8)
-    save_file({"fc.weight": weight, "fc.bias": torch.zeros(8)}, tmp_path / "head.safetensors")
-    head = InceptionHead.load(tmp_path / "head.safetensors")
-    same = torch.zeros(40, 2048)
-    same[:, 0] = 3.0
-    assert inception_score(same, head=head) == (pytest.approx(1.0), pytest.approx(0.0))
-    each = torch.zeros(80, 2048)
-    each[torch.arange(80), torch.arange(80) % 8] = 3.0
-    assert inception_score(each, head=head)[0] == pytest.approx(8.0)
-    assert inception_score(each[:3], head=head)[0] == pytest.approx(1.0)

@@ -16,8 +16,8 @@ from sfumato.cli.experiment import print_result
 from sfumato.cli.main import main
 from sfumato.durations import duration
 from sfumato.experiments.datasets import DatasetLocator
-from sfumato.experiments.papers.entries import Case, Entry, Figure, Setting, Value, catalogue, find, papers, state
-from sfumato.experiments.papers.result import Compared
+from sfumato.experiments.entries import Case, Entry, Figure, Setting, Value, catalogue, find, papers, state
+from sfumato.experiments.reproduction import Compared
 from sfumato.experiments.results import DataUsed, Measured, Provenance, ResultRow, ResultSet, load_results
 from sfumato.methods import METHODS
 from sfumato.planning.costs import costs

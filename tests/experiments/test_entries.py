@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from data.samples import write_idx
+from paper_page import by_entry, page
 from sfumato.cli.main import main
 from sfumato.data.digits import draw_digits
 from sfumato.experiments.datasets import DatasetLocator
-from sfumato.experiments.papers.entries import Scale, find
-from sfumato.experiments.papers.result import compared, lay_out
-from sfumato.experiments.results import ResultSet
+from sfumato.experiments.entries import Scale, find
+from sfumato.experiments.reproduction import compared, lay_out_entry
+from sfumato.experiments.results import ResultSet, load_results
 from sfumato.experiments.training import Baselines, Trial
 from sfumato.privacy import Ledger
 
@@ -93,7 +94,7 @@ def test_an_entry_that_was_killed_continues(
 def test_an_entry_ends_on_the_page(
     locator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept, page = tmp_path / "results", tmp_path / "page.md"
+    kept = tmp_path / "results"
     words = ["dp-lflow", "table-4", "--scale", "small", "--data", str(locator), "--out", str(tmp_path / "out")]
     assert run(monkeypatch, *words, "--jobs", "1", "--device", "cpu", "--results", str(kept), "--json") == 0
     found = result(tmp_path / "out")
@@ -116,18 +117,19 @@ def test_an_entry_ends_on_the_page(
     assert moved[2].holds is not None and 1 < moved[2].holds < 1.3
     assert not any(row.method for row in moved)
 
-    assert run(monkeypatch, "page", "--results", str(kept), "--out", str(page)) == 0
-    text = page.read_text()
+    text = page(by_entry(list(load_results(kept).values())))
     assert "39 entries; 0 run at full scale, 0 in part, 2 at small scale only, 37 not run" in text
     assert "table 4: One model for each class against one conditional model, MNIST (small scale)" in text
     assert "reproduces nothing" in text
 
 
 def test_a_substitute_is_used_and_named(locator: Path, tmp_path: Path) -> None:
-    entry = find("dp-lflow", "figure-5")[1]
+    paper, entry = find("dp-lflow", "figure-5")
     scale = Scale.of("small", entry)
-    layout = lay_out(entry, locator=DatasetLocator.of([str(locator)]), scale=scale, out=tmp_path, device="cpu")
-    [row] = layout.rows
+    layout = lay_out_entry(
+        paper, entry, locator=DatasetLocator.of([str(locator)]), scale=scale, out=tmp_path, device="cpu"
+    )
+    [row] = layout.lines
     assert row.evaluated is not None
     data = row.evaluated.conditions.data
     assert data.remark == "CelebA-HQ, gender, 256×256 is not available; CelebA, gender, 128×128 replaces it"
@@ -135,21 +137,25 @@ def test_a_substitute_is_used_and_named(locator: Path, tmp_path: Path) -> None:
     assert row.evaluated.trainings[0].method.parameters()["latent_dim"] == 64
 
     own = f"celeba-hq-gender-256={locator / 'celeba' / 'celeba-64-train.parquet'}"
-    layout = lay_out(entry, locator=DatasetLocator.of([str(locator), own]), scale=scale, out=tmp_path, device="cpu")
-    assert layout.rows[0].evaluated is not None and layout.rows[0].evaluated.conditions.data.remark == ""
+    layout = lay_out_entry(
+        paper, entry, locator=DatasetLocator.of([str(locator), own]), scale=scale, out=tmp_path, device="cpu"
+    )
+    assert layout.lines[0].evaluated is not None and layout.lines[0].evaluated.conditions.data.remark == ""
 
 
 def test_settings_that_differ_only_in_sampling_share_a_training(locator: Path, tmp_path: Path) -> None:
-    entry = find("dppm", "figure-3")[1]
+    paper, entry = find("dppm", "figure-3")
     for name, trainings in (("small", 1), ("full", 1)):
         scale = Scale.of(name, entry)
-        layout = lay_out(entry, locator=DatasetLocator.of([str(locator)]), scale=scale, out=tmp_path, device="cpu")
+        layout = lay_out_entry(
+            paper, entry, locator=DatasetLocator.of([str(locator)]), scale=scale, out=tmp_path, device="cpu"
+        )
         trials = [task for task in layout.tasks if isinstance(task, Trial)]
         assert len(trials) == trainings
         found = [variant.parameters for variant in trials[0].variants]
         assert [parameters["step_size"] for parameters in found[:4]] == [0.05, 0.15, 0.5, 1.5]
         assert all(parameters["sampler"] == "hamiltonian" for parameters in found)
-        assert len({path for row in layout.rows if row.evaluated for path in row.evaluated.files}) == 6
+        assert len({path for row in layout.lines if row.evaluated for path in row.evaluated.files}) == 6
         assert any(isinstance(task, Baselines) for task in layout.tasks) == (name == "full")
 
 

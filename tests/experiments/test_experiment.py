@@ -13,10 +13,10 @@ from data.samples import write_idx
 from sfumato.cli.experiment import _without_paths
 from sfumato.cli.main import main
 from sfumato.data.digits import draw_digits
-from sfumato.evaluation.classifiers import ClassifierSpec, TrainingJob, mlp, train_classifiers
 from sfumato.experiments.datasets import DatasetLocator, datasets, read_images, read_validation
+from sfumato.experiments.layout import in_order, lay_out
 from sfumato.experiments.results import ResultSet, load_results
-from sfumato.experiments.runner import Progress, in_order, lay_out, run_tasks
+from sfumato.experiments.runner import Progress, run_tasks
 from sfumato.experiments.spec import read_experiments
 from sfumato.experiments.training import Trial
 
@@ -178,35 +178,6 @@ def test_tasks_run_in_processes_and_one_failure_stops_no_other(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "2"]
     assert [progress.done for progress in seen] == [1, 2, 3] and seen[0].total == 3
     assert run_tasks([tasks[0], tasks[2]], jobs=2, report=seen.append) == {} and len(seen) == 3
-
-
-class Classified(Written):
-    """A task that trains two classifiers at the same time, as an evaluation by the protocol ``bench`` does."""
-
-    def run(self) -> None:
-        digits = draw_digits(40, seed=1)
-        specs = [ClassifierSpec(name, mlp, 1, 16) for name in ("a", "b")]
-        jobs = [TrainingJob(spec, digits.pixels, digits.labels, 10, 0) for spec in specs]
-        self.path.write_text(" ".join(one.name for one in train_classifiers(jobs, together=2)))
-
-
-@pytest.mark.long
-def test_a_task_in_a_process_may_train_classifiers_in_processes_of_their_own(tmp_path: Path) -> None:
-    tasks = [Classified(tmp_path / "only")]
-    assert run_tasks(tasks, jobs=1) == {} and (tmp_path / "only").read_text() == "a b"
-
-
-def test_only_the_networks_of_bench_are_trained_in_bfloat16_and_the_result_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "bench.toml"
-    path.write_text(
-        '[half]\nmethod = "dp-merf"\ndata = ["digits"]\nepsilon = [3]\nprotocols = ["bench", "sinkhorn"]\n'
-        "bfloat16 = true\nclassifiers_together = 3\n"
-    )
-    [experiment] = read_experiments(path)
-    layout = lay_out(experiment, locator=DatasetLocator.of([]), out=tmp_path, device="cpu")
-    bench, sinkhorn = layout.lines[0].evaluated.conditions.evaluations
-    assert (bench.bfloat16, bench.together, sinkhorn.bfloat16) == (True, 3, False)
-    assert layout.lines[0].evaluated.conditions.facts()["bfloat16"] is True
 
 
 def test_a_recorded_command_names_files_of_the_repository_from_its_root(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sfumato.evaluation.protocols import PROTOCOLS
+from sfumato.experiments.computed import COMPUTATIONS
 from sfumato.experiments.datasets import datasets
-from sfumato.experiments.gather import MEASURES, PROTOCOL
-from sfumato.experiments.papers.entries import SCALES, Entry, Scale, papers, small
-from sfumato.experiments.papers.entries import find as find_entry
-from sfumato.experiments.papers.result import COMPUTATIONS
+from sfumato.experiments.entries import SCALES, Entry, Scale, papers, small
+from sfumato.experiments.entries import find as find_entry
+from sfumato.experiments.measures import MEASURES, PROTOCOL
 from sfumato.experiments.spec import from_table
 from sfumato.methods import METHODS, DPLFlow, find
 from sfumato.privacy import Budget, BudgetExceeded
@@ -73,7 +73,7 @@ def test_the_epsilon_that_holds_follows_from_the_published_noise() -> None:
             continue
         assert (f"{key}-published" in METHODS) == (not paper.holds)
         for claimed, holds in paper.holds.items():
-            method = find(key).as_in_the_paper("published", claimed_epsilon=float(claimed))  # type: ignore[attr-defined]
+            method = find(key).as_in_the_paper(claimed_epsilon=float(claimed))
             assert method.plan(Budget(1.01 * holds, 1e-5)).epsilon == pytest.approx(holds, abs=0.0051)
             with pytest.raises(BudgetExceeded):
                 method.plan(Budget(0.97 * holds, 1e-5))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sfumato.data.digits import draw_digits
 from sfumato.methods.dp_lflow import DPLFlow
-from sfumato.methods.parts.label_filter import EVENT, label_filter_query, rejection_sample, train_label_filter
+from sfumato.methods.parts.teacher import LABEL_FILTER, rejection_sample, teacher_query, train_teacher
 from sfumato.networks.features import LabelFilter
 from sfumato.privacy import Budget, Curator, Ledger, Plan, PrivateRecords, Randomness
 
@@ -17,12 +17,13 @@ def test_it_learns_digits_and_rejects_images_of_other_classes() -> None:
     digits, others = draw_digits(1500, seed=4), draw_digits(400, seed=5)
     budget = Budget(30.0, 1e-5)
     ledger = Ledger(None, limit=budget)
-    plan = Plan.calibrated([label_filter_query(sampling_rate=0.2, steps=30)], budget)
+    plan = Plan.calibrated([teacher_query(LABEL_FILTER, sampling_rate=0.2, steps=30)], budget)
     run = ledger.start_run(method="label filter", variant="certified", seeded=True)
     records = PrivateRecords(digits.pixels, digits.labels, classes=digits.classes)
     label_filter = LabelFilter(records.shape, 10)
-    train_label_filter(
+    train_teacher(
         Curator(records, plan, ledger, run=run, randomness=Randomness(1)),
+        LABEL_FILTER,
         label_filter,
         batch=0.2 * 1500,
         learning_rate=30.0,
@@ -55,6 +56,6 @@ def test_it_learns_digits_and_rejects_images_of_other_classes() -> None:
 
 def test_the_label_filter_of_a_latent_flow_costs_less_than_a_hundredth_of_its_noise() -> None:
     with_filter, without = (DPLFlow(filter_steps=steps).plan(Budget(1.0, 1e-5)) for steps in (100, 0))
-    assert [event.name for event in with_filter.events] == ["label counts", EVENT, "training"]
+    assert [event.name for event in with_filter.events] == ["label counts", LABEL_FILTER.event, "training"]
     noise = [plan.event("training").noise_multiplier for plan in (with_filter, without)]
     assert 1.0 < noise[0] / noise[1] < 1.01

@@ -27,12 +27,12 @@ PRIORS = [StandardNormal(2), SparseMixture(2), Corners(2)]
 
 def test_the_joint_noise_at_the_papers_setting() -> None:
     for epsilon, noise in ((10.0, 0.492), (1.0, 1.050)):
-        plan = PRIVAE.as_in_the_paper("grouped").plan(Budget(epsilon, 1e-5))
+        plan = PRIVAE.as_in_the_paper(variant="grouped").plan(Budget(epsilon, 1e-5))
         assert plan.event("training").noise_multiplier == pytest.approx(noise, rel=0.01)
 
 
 def test_the_linearised_form_costs_an_eighth_more_noise() -> None:
-    without, linearised = (replace(PRIVAE.as_in_the_paper("linearised"), alpha=alpha) for alpha in (0.0, 100.0))
+    without, linearised = (replace(PRIVAE.as_in_the_paper(variant="linearised"), alpha=alpha) for alpha in (0.0, 100.0))
     budget = Budget(10.0, 1e-5)
     own = without.plan(budget).event("training").blocks[-1].noise_multiplier
     both = linearised.plan(budget).event("training").blocks
@@ -52,7 +52,7 @@ def test_the_published_noise_at_the_epsilon_it_has() -> None:
 
 def test_a_claim_holds_for_the_papers_steps_only() -> None:
     assert PRIVAE.small("published").claim() is None
-    assert PRIVAE.as_in_the_paper("grouped").claim() is None
+    assert PRIVAE.as_in_the_paper(variant="grouped").claim() is None
     with pytest.raises(ValueError, match="1, 3, 10"):
         PRIVAE(variant="published", claimed_epsilon=2.0)
 

@@ -86,7 +86,7 @@ def test_the_end_of_a_training_loop_is_saved_whenever_it_comes(tmp_path: Path) -
 class NeverSaved(FolderCheckpoint):
     """The process ends before any step was saved."""
 
-    def write(self, *_: object, **__: object) -> None:
+    def save(self, *_: object, **__: object) -> None:
         """Nothing."""
 
 

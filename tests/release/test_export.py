@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+import pydicom
 import pytest
 from PIL import Image
 
@@ -21,7 +22,7 @@ from sfumato.data import PublicImages
 from sfumato.release import Card, SyntheticImages
 from sfumato.release.export import export, is_export, read_export
 
-FORMATS = ("folder", "npz", "parquet")
+FORMATS = ("folder", "npz", "parquet", "dicom")
 CLASSES = ("cat", "dog", "yak")
 
 
@@ -41,6 +42,10 @@ def _metadata(place: Path, format: str) -> tuple[str, str]:
     if format == "npz":
         with np.load(place / "images.npz", allow_pickle=False) as arrays:
             return str(arrays["guarantee"]), str(arrays["sentence"])
+    if format == "dicom":
+        found = pydicom.dcmread(next((place / "images" / "cat").iterdir()))
+        guarantee, _, sentence = found.ImageComments.removeprefix("Synthetic image, ").partition(": ")
+        return guarantee, sentence
     metadata = pq.read_schema(place / "images.parquet").metadata
     return metadata[b"guarantee"].decode(), metadata[b"sentence"].decode()
 
@@ -53,13 +58,27 @@ def test_round_trip_with_the_card(tmp_path: Path) -> None:
             drawn = _synthetic(_card(channels=channels))
             place = export(drawn, here / "out", format=format)
             found = read_export(place)
-            order = np.argsort(drawn.labels, kind="stable") if format == "folder" else np.arange(20)
+            order = np.argsort(drawn.labels, kind="stable") if format in ("folder", "dicom") else np.arange(20)
             np.testing.assert_array_equal(found.images, drawn.images[order])
             np.testing.assert_array_equal(found.labels, drawn.labels[order])
             assert found.card == drawn.card and found.classes == CLASSES
             assert PublicImages.read(place).classes == CLASSES
             assert json.loads((place / "card.json").read_text()) == drawn.card.to_json()
             assert _metadata(place, format) == ("certified", drawn.card.sentence)
+
+
+def test_dicom_files_say_that_they_are_synthetic(tmp_path: Path) -> None:
+    place = export(_synthetic(_card(channels=1)), tmp_path / "out", format="dicom")
+    found = [pydicom.dcmread(path) for path in sorted(place.rglob("*.dcm"))]
+    assert len(found) == 20
+    for one in found:
+        assert (one.SyntheticData, one.ConversionType) == ("YES", "SYN") and one.PatientName == "SYNTHETIC^IMAGE"
+        assert one.SOPInstanceUID.is_valid and one.file_meta.MediaStorageSOPInstanceUID == one.SOPInstanceUID
+        assert "e^ε" in one.ImageComments and one.pixel_array.shape == (8, 8)
+    assert len({one.SOPInstanceUID for one in found}) == 20
+    assert len({one.StudyInstanceUID for one in found}) == 1 and len({one.SeriesInstanceUID for one in found}) == 2
+    listed = json.loads((place / "croissant.json").read_text())["distribution"][0]
+    assert listed["encodingFormat"] == "application/dicom" and list(place.glob(listed["includes"]))
 
 
 def test_without_a_guarantee_it_takes_the_flag_and_says_so(tmp_path: Path) -> None:
@@ -150,7 +169,7 @@ def test_catalogues_can_read_what_it_is(tmp_path: Path) -> None:
         assert found["conformsTo"] == "http://mlcommons.org/croissant/1.1" and found["@type"] == "sc:Dataset"
         assert card.run in found["prov:wasGeneratedBy"]["prov:label"] and found["datePublished"] == card.made[:10]
         part = found["distribution"][0]
-        if format == "folder":
+        if format in ("folder", "dicom"):
             assert list(place.glob(part["includes"]))
         else:
             assert part["sha256"] == hashlib.sha256((place / part["contentUrl"]).read_bytes()).hexdigest()

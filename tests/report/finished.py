@@ -14,7 +14,8 @@ from sfumato.data.digits import draw_digits
 from sfumato.evaluation.evaluate import evaluate
 from sfumato.evaluation.private_views import nearest_neighbours, write_side_by_side, write_view
 from sfumato.evaluation.results import EvaluationResult
-from sfumato.experiments.comparison import ClassSummary, ComparedMethod, ComparedMetric, ComparisonResult, Summary
+from sfumato.experiments.comparison import ClassSummary, ComparedMethod, ComparedMetric, ComparisonResult
+from sfumato.experiments.results import Measured
 from sfumato.methods import DPMERF
 from sfumato.methods.registry import load
 from sfumato.privacy import Budget
@@ -53,8 +54,8 @@ def compared(methods: Sequence[str]) -> ComparisonResult:
     kinds = [("LR accuracy, % ↑", "accuracy"), ("MLP accuracy, % ↑", "accuracy"), ("CNN accuracy, % ↑", "accuracy")]
     kinds += [("FID ↓", "fid"), ("KID × 1000 ↓", "kid"), ("coverage ↑", "coverage")]
     kinds += [("class-feature coverage ↑", "coverage")]
-    metrics = tuple(ComparedMetric(0.123, 0.0123, (0.1, 0.2), heading, metric, "CNN") for heading, metric in kinds)
-    number = Summary(123.4, 12.3, (100.0, 150.0))
+    metrics = tuple(ComparedMetric(0.123, 0.0123, 2, (0.1, 0.2), heading, metric, "CNN") for heading, metric in kinds)
+    number = Measured(123.4, 12.3, 2, (100.0, 150.0))
     entries = tuple(
         ComparedMethod(
             method=name,
@@ -66,9 +67,9 @@ def compared(methods: Sequence[str]) -> ComparisonResult:
             spent=epsilon,
             runs=("run-0", "run-1"),
             metrics=metrics,
-            worst_class=ClassSummary(0.5, None, (0.5,), name="ankle boot"),
+            worst_class=ClassSummary(0.5, None, 1, (0.5,), name="ankle boot"),
             seconds=number,
-            peak_memory=Summary(2.0**31, None, (2.0**31,)),
+            peak_memory=Measured(2.0**31, None, 1, (2.0**31,)),
             peak_device_memory=2.0**31,
             threads=1,
             resumed=0,

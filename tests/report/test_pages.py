@@ -21,7 +21,7 @@ from sfumato.methods.registry import load
 from sfumato.privacy import Budget
 from sfumato.release.plain_numbers import recognised_by_definition
 from sfumato.report.comparison import comparison_page
-from sfumato.report.pages import RunFolder, internal_page, percent_up, public_page
+from sfumato.report.pages import RunFolder, internal_page, public_page
 
 
 @pytest.fixture(scope="module")
@@ -167,11 +167,6 @@ def test_a_run_without_an_evaluation_says_how_to_make_one(tmp_path: Path) -> Non
     assert "sfumato evaluate SYNTHETIC --real DATA --run RUN" in page and "its use was not measured" in page
     with pytest.raises(FileNotFoundError, match="no finished run"):
         internal_page([RunFolder(tmp_path / "nothing")])
-
-
-def test_probabilities_are_rounded_up() -> None:
-    for share, text in [(0.7310, "73.1"), (0.73101, "73.2"), (0.9999, "> 99.9"), (1.0, "100")]:
-        assert percent_up(share) == text
 
 
 def test_bounds_by_the_definition() -> None:

@@ -90,7 +90,6 @@ def two_worlds(
 
 
 def _above(scores: np.ndarray, signs: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    """How many scores lie above each cut."""
     hits: np.ndarray = (signs[:, None] * scores[None, :] > cuts[:, None]).sum(1)
     return hits
 

@@ -7,9 +7,8 @@ average-case attacks on ordinary records, and the guarantee is about the worst c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,24 +64,6 @@ class Membership:
             "tpr_at_1_percent_fpr": self.true_positives(0.01),
             "roc": self.curve(),
         }
-
-
-def draw_curves(attacks: Sequence[Membership], path: Path) -> None:
-    """True against false positive rates on logarithmic axes; readable by the owner alone."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("drawing needs matplotlib: pip install 'sfumato[report]'") from None
-    figure = Figure(figsize=(5, 5), layout="constrained")
-    axes = figure.add_subplot()
-    for attack in attacks:
-        false, true = zip(*attack.curve(), strict=True)
-        axes.plot(false, np.maximum(true, 1e-4), label=f"{attack.attack}, AUC {attack.auc:.3f}")
-    axes.plot([1e-4, 1], [1e-4, 1], color="grey", linestyle=":", label="guessing")
-    axes.set(xscale="log", yscale="log", xlabel="false positive rate", ylabel="true positive rate", title=NOTICE)
-    axes.legend()
-    path.touch(mode=0o600)
-    figure.savefig(path)
 
 
 def nearest_distance(images: np.ndarray, among: np.ndarray) -> np.ndarray:

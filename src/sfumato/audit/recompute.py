@@ -182,7 +182,6 @@ def _method(name: str, parameters: Mapping[str, Any]) -> Method:
 
 
 def _distance(released: Mapping[str, Tensor], again: Mapping[str, Tensor]) -> float:
-    """Relative, over all tensors together."""
     pairs = [(one.double(), again[name].double()) for name, one in released.items()]
     norm = math.sqrt(sum(float(one.square().sum()) for one, _ in pairs))
     apart = math.sqrt(sum(float((one - other).square().sum()) for one, other in pairs))

@@ -67,7 +67,6 @@ class Replay:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The broken rules, each once."""
         return tuple(sorted({finding.rule for finding in self.findings}))
 
     def vacuous(self, least: float = 0.9) -> list[str]:
@@ -75,7 +74,6 @@ class Replay:
         return sorted(name for name, value in self.movement.items() if value < least)
 
     def add(self, rule: str, where: str, detail: str) -> None:
-        """Note a finding, once."""
         finding = Finding(rule, where, detail)
         if finding not in self.findings:
             self.findings.append(finding)

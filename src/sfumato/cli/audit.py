@@ -232,19 +232,15 @@ def membership_command(
     samples: Annotated[int, typer.Option(min=10, help="Released images to look through.")] = 5000,
     size: Size = None,
     shadows: Annotated[int, typer.Option(min=0, help="Shadow models for LiRA, of the small form; 0 for none.")] = 0,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the ROC on logarithmic axes, as PNG or SVG. Internal.")
-    ] = None,
     allow_custom: AllowCustom = False,
     as_json: Json = False,
 ) -> None:
     """Membership attacks: GAN-Leaks, likelihood and, with --shadows, LiRA. INTERNAL."""
-    from sfumato.audit.membership import NOTICE, Membership, distance, draw_curves, gan_leaks, likelihood, lira
+    from sfumato.audit.membership import NOTICE, Membership, distance, gan_leaks, likelihood, lira
     from sfumato.methods.registry import load
     from sfumato.privacy import Budget
-    from sfumato.training.run import release_folder
 
-    found = load(release_folder(release), allow_custom=allow_custom)
+    found = load(release, allow_custom=allow_custom)
     inside = release_images(members, found.classes, split, size, limit)
     outside = release_images(others, found.classes, others_split, size, limit)
     drawn, _ = found.sample(samples, seed=0, device="cpu")
@@ -261,8 +257,6 @@ def membership_command(
         budget = Budget(found.card.epsilon or 1e3, found.card.delta or 1e-5)
         pool = (inside[0][:100], inside[1][:100])
         attacks.append(lira(small, *pool, classes=found.classes, budget=budget, score=score, shadows=shadows))
-    if plot is not None:
-        draw_curves(attacks, plot)
     if as_json:
         return print_json({"notice": NOTICE, "attacks": [one.to_json() for one in attacks]})
     for one in attacks:
@@ -288,9 +282,8 @@ def release_command(
     """Run the audits that apply, write audit.json beside the release and add the public lines to its card."""
     from sfumato.audit.release_audit import audit_release, write
     from sfumato.methods.registry import load
-    from sfumato.training.run import release_folder
 
-    found = load(release_folder(path), allow_custom=allow_custom)
+    found = load(path, allow_custom=allow_custom)
     inside = None if members is None else release_images(members, found.classes, "train", size, limit)
     outside = None if others is None else release_images(others, found.classes, "test", size, limit)
     with ProgressBar(still=True) as bar:

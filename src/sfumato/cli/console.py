@@ -81,22 +81,12 @@ def print_json(value: Any) -> None:
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
     """Print a table of the result."""
-    console.print(_table(headings, rows, title))
-
-
-def remark_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table that is not the result; ``--quiet`` leaves it out."""
-    if not _flags["quiet"]:
-        errors.print(_table(headings, rows, None))
-
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str | None) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
     for place, heading in enumerate(headings):
         table.add_column(heading, overflow="fold", no_wrap=place == 0)
     for row in rows:
         table.add_row(*row)
-    return table
+    console.print(table)
 
 
 class ProgressBar:

@@ -22,7 +22,6 @@ from sfumato.methods.dp_mixture import DPMixture
 from sfumato.privacy import Budget, Plan
 from sfumato.release import Release, SyntheticImages
 from sfumato.release.export import export
-from sfumato.release.pages import grid
 from sfumato.training.run import RunOptions, train_run
 
 DIGITS = 10_000
@@ -55,7 +54,7 @@ def run_demo(
     method: Method | None = None,
     console: Console,
 ) -> Outcome:
-    """Write ``out``: release/, synthetic/, samples.png, ledger.jsonl, and internal/ with what is not private.
+    """Write ``out``: release/, synthetic/, ledger.jsonl, and internal/ with what is not private.
 
     Args:
         out: A new or empty folder.
@@ -79,7 +78,7 @@ def run_demo(
     plan = _planned(method, budget, console)
     release = _fit(method, PrivateImages.from_images(train), plan, out, console)
     synthetic = release.sample(SYNTHETIC)
-    _write(release, synthetic, out, console)
+    _write(synthetic, out, console)
     outcome = _evaluate(synthetic, train, test, out, drawn=data is None, console=console)
     console.print(f"\n[dim]That took {time.monotonic() - started:.0f} seconds.[/dim]")
     return outcome
@@ -128,19 +127,15 @@ def _fit(method: Method, private: PrivateImages, plan: Plan, out: Path, console:
     with ProgressBar() as progress:
         release = train_run(out, method, private, plan, RunOptions(progress=progress))
     card = release.card
-    console.print(Panel(card.sentence, title=f"[bold]{card.guarantee}[/bold]: ε = {card.epsilon}", width=100))
+    console.print(Panel(card.explained, title=f"[bold]{card.guarantee}[/bold]: ε = {card.epsilon}", width=100))
     return release
 
 
-def _write(release: Release, synthetic: SyntheticImages, out: Path, console: Console) -> None:
-    images, labels = synthetic
+def _write(synthetic: SyntheticImages, out: Path, console: Console) -> None:
     console.rule(f"[bold]4 · {SYNTHETIC:,} synthetic images")
     export(synthetic, out / "synthetic", format="folder")
-    order = np.argsort(labels, kind="stable")
-    each = [order[labels[order] == number][:10] for number in range(min(10, len(release.classes)))]
-    grid(images[np.concatenate(each)], columns=10, scale=max(1, 84 // images.shape[-1])).save(out / "samples.png")
     table = Table(box=None, show_header=False, padding=(0, 2))
-    table.add_row(str(out / "samples.png"), "a grid of samples")
+    table.add_row(str(out / "synthetic" / "samples.png"), "a sheet of samples to look at first")
     table.add_row(str(out / "synthetic"), f"{SYNTHETIC:,} labelled images with their card: may be published")
     table.add_row(str(out / "release"), "the generator and its card (open card.html): may be published")
     table.add_row(str(out / "ledger.jsonl"), "what was asked of the collection: internal")

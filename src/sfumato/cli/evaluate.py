@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato.cli.console import ProgressBar, print_table, remark, say, use_quiet, warn
+from sfumato.cli.console import ProgressBar, print_table, remark, say, warn
 from sfumato.cli.options import Device, device_named
 from sfumato.files import write_json
 from sfumato.options import ReadingOptions
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 def evaluate_command(
-    context: typer.Context,
     synthetic: Annotated[
         list[Path],
         typer.Argument(help="What 'sample' wrote, or any images. Several: independent trainings of one generator."),
@@ -59,58 +58,38 @@ def evaluate_command(
         bool | None,
         typer.Option("--inception/--no-inception", help="Measure FID and KID, or not [default: on a GPU only]."),
     ] = None,
-    inception_head: Annotated[
-        Path | None, typer.Option(help="safetensors with 'weight' and 'bias': adds the Inception Score.")
-    ] = None,
     neighbours: Annotated[
         Path | None, typer.Option(help="Write a PNG of synthetic images above their nearest PRIVATE ones. Internal.")
     ] = None,
     side_by_side: Annotated[
         Path | None, typer.Option(help="Folder for PNGs of PRIVATE and synthetic images of each class. Internal.")
     ] = None,
-    bfloat16: Annotated[
-        bool, typer.Option("--bfloat16", help="Train classifiers in bfloat16: faster on a GPU.")
-    ] = False,
-    together: Annotated[int, typer.Option(min=1, help="Classifiers that are trained at the same time.")] = 1,
     run: Annotated[
         Path | None, typer.Option(help="Write all of it into internal/ of this run, for 'sfumato report'.")
     ] = None,
 ) -> None:
-    """Evaluate synthetic images by a published protocol, beside baselines measured in the same run. NOT PRIVATE.
-
-    Under torchrun the features of FID and KID are computed by all processes.
-    """
+    """Evaluate synthetic images by a published protocol, beside baselines measured in the same run. NOT PRIVATE."""
     from sfumato.evaluation.evaluate import evaluate
     from sfumato.evaluation.features import default_folder
     from sfumato.evaluation.private_views import shared_images, write_side_by_side
     from sfumato.evaluation.protocols import protocol_named
-    from sfumato.training.distributed import process_group
 
     chosen = protocol_named(protocol)
-    world, device = context.with_resource(process_group(device_named(device)))
-    use_quiet(not world.first)
+    device = device_named(device)
     if device == "cpu" and (seeds is None or inception is None):
         remark("On a CPU by default: one training of each classifier, no FID. --seeds 5 --inception measures all.")
     seeds = seeds or (1 if device == "cpu" and len(synthetic) == 1 else max(5, len(synthetic)))
     if inception is None:
-        inception = device != "cpu" or inception_head is not None or feature_images is not None
-    # A process that finds statistics which the others still compute would fall out of step with them.
-    no_cache = no_cache or world.size > 1
+        inception = device != "cpu" or feature_images is not None
     # Synthetic images are public: errors may name their files, and their labels may be looked up.
-    # The run's folder may be seen by the first process alone, which writes into it.
-    inside = world.from_first(lambda: None if run is None else str(_internal_folder(run)))
-    into = None if inside is None else Path(inside)
+    into = None if run is None else _internal_folder(run)
     with ProgressBar() as bar:
         bar.report("reading the images", 0, 0)
-
-        def read_all() -> tuple[list[Images | SyntheticImages], Images, Images, Images | None]:
-            sets = [_synthetic(path, reading) for path in synthetic]
-            alike = _like(sets[0], reading)
-            validation = None if real_validation is None else _read(real_validation, alike)
-            return sets, *_real_images(real, real_test, held_out, alike, bar), validation
-
-        sets, train, test, validation = world.in_turn(read_all)
-        shared = None if public is None else shared_images(train.pixels, _read(public, _like(sets[0], reading)).pixels)
+        sets = [_synthetic(path, reading) for path in synthetic]
+        alike = _like(sets[0], reading)
+        train, test = _real_images(real, real_test, held_out, alike, bar)
+        validation = None if real_validation is None else _read(real_validation, alike)
+        shared = None if public is None else shared_images(train.pixels, _read(public, alike).pixels)
         result = evaluate(
             sets,
             train,
@@ -123,14 +102,9 @@ def evaluate_command(
             feature_images=feature_images,
             cache=None if no_cache else cache or default_folder(),
             with_inception=inception,
-            inception_head=inception_head,
-            bfloat16=bfloat16,
-            together=together,
             progress=bar.report,
             found=_remark_found,
         )
-    if not world.first:
-        return
     if into is not None:
         json_file, neighbours = json_file or into / "evaluation.json", neighbours or into / "neighbours.png"
         side_by_side = side_by_side or into / "side_by_side"

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sfumato.experiments.comparison import ComparisonResult
-    from sfumato.experiments.papers.entries import Entry, Paper
-    from sfumato.experiments.papers.result import EntryLayout
+    from sfumato.experiments.entries import Entry, Paper
+    from sfumato.experiments.layout import Layout
     from sfumato.experiments.results import ResultSet
-    from sfumato.experiments.runner import Layout, Progress, Task
+    from sfumato.experiments.runner import Progress, Task
 
 
 # Torch is imported where it is used: ``sfumato --help`` should not wait for it.
@@ -67,7 +67,8 @@ def run_command(
 ) -> None:
     """Train and evaluate what the file says; several trainings can share the device. NOT PRIVATE."""
     from sfumato.experiments.datasets import DatasetLocator
-    from sfumato.experiments.runner import begin, changed, gather, in_order, lay_out
+    from sfumato.experiments.layout import changed, gather, in_order, lay_out
+    from sfumato.experiments.runner import begin
     from sfumato.experiments.spec import read_experiments
 
     parameters = dict(setting_pair(text) for text in settings or [])
@@ -87,7 +88,7 @@ def run_command(
         result = gather(layout, command=command, device=here, failed=failed)
         paths = [out / f"{result.name}.json"]
         result.save(paths[0], private=True)
-        _save_pictures(layout, out)
+        _save_pictures(layout, out / layout.name)
         if results is not None:
             results.mkdir(parents=True, exist_ok=True)
             paths.append(result.save(results / f"{result.name}.json", private=False))
@@ -208,10 +209,12 @@ def _save_pictures(layout: Layout, out: Path) -> None:
 
     for line in layout.lines:
         evaluated = line.evaluated
-        if not evaluated.trainings or evaluated.protocol or not (evaluated.folders[0] / "release").exists():
+        if evaluated is None or not evaluated.trainings or evaluated.protocol:
+            continue
+        if not (evaluated.folders[0] / "release").exists():
             continue
         name = f"{slug(line.setting)}-{evaluated.conditions.data.name}-{line.epsilon:g}.png"
-        path = out / layout.experiment.name / name
+        path = out / name
         if path.exists():
             continue
         release = release_for(evaluated.folders[0], evaluated.variant)
@@ -249,7 +252,7 @@ def list_entries(
     from rich.table import Table
 
     from sfumato.experiments.datasets import DatasetLocator
-    from sfumato.experiments.papers.entries import catalogue
+    from sfumato.experiments.entries import catalogue
 
     items = catalogue(DatasetLocator.of(data or []))
     if as_json:
@@ -291,18 +294,13 @@ def _paper_command(key: str, summary: str) -> Callable[..., None]:
         ] = None,
         minutes: Annotated[float | None, typer.Option(help="Start no training after this many minutes.")] = None,
         device: Device = "auto",
-        inception_head: Annotated[
-            Path | None, typer.Option(help="The Inception network's last layer, for the Inception Score.")
-        ] = None,
         as_json: Json = False,
     ) -> None:
-        from sfumato.experiments.papers.entries import find
+        from sfumato.experiments.entries import find
 
         paper, found = find(key, entry)
         folder = out or Path("reproduction") / f"{key}-{entry}-{scale}"
-        layout, result = reproduce(
-            paper, found, scale, data or [], folder, jobs=jobs, minutes=minutes, device=device, head=inception_head
-        )
+        layout, result = reproduce(paper, found, scale, data or [], folder, jobs=jobs, minutes=minutes, device=device)
         _write(paper, found, layout, result, folder)
         if results is not None:
             results.mkdir(parents=True, exist_ok=True)
@@ -333,18 +331,18 @@ def reproduce(
     jobs: int | None = None,
     minutes: float | None = None,
     device: str = "auto",
-    head: Path | None = None,
-) -> tuple[EntryLayout, ResultSet]:
+) -> tuple[Layout, ResultSet]:
     """Run what is not finished, and gather what was measured."""
     from sfumato.experiments.datasets import DatasetLocator
-    from sfumato.experiments.papers.entries import Scale
-    from sfumato.experiments.papers.result import gather, lay_out
+    from sfumato.experiments.entries import Scale
+    from sfumato.experiments.layout import gather
+    from sfumato.experiments.reproduction import lay_out_entry
     from sfumato.experiments.runner import begin
     from sfumato.files import private_folder
 
     here, size = device_named(device), Scale.of(scale, entry)
-    layout = lay_out(entry, locator=DatasetLocator.of(data), scale=size, out=out, device=here, inception_head=head)
-    conditions = [row.evaluated.conditions for row in layout.rows if row.evaluated is not None]
+    layout = lay_out_entry(paper, entry, locator=DatasetLocator.of(data), scale=size, out=out, device=here)
+    conditions = [line.evaluated.conditions for line in layout.lines if line.evaluated is not None]
     paths = sorted({str(found.data.train.resolve()) for found in conditions})
     begin(out, {"paper": paper.key, "entry": entry.name, "scale": scale, "data": paths}, what="reproduction")
     for found in conditions:
@@ -355,17 +353,18 @@ def reproduce(
     failed = run_reported(
         layout.tasks, jobs=together, in_process=together == 1, keep_processes=scale == "small", minutes=minutes
     )
-    return layout, gather(paper, entry, layout, scale=size, device=here, failed=failed)
+    command = f"sfumato reproduce {layout.name} --scale {scale}"
+    return layout, gather(layout, command=command, device=here, failed=failed)
 
 
-def _write(paper: Paper, entry: Entry, layout: EntryLayout, result: ResultSet, out: Path) -> None:
+def _write(paper: Paper, entry: Entry, layout: Layout, result: ResultSet, out: Path) -> None:
     """Write ``result.json``, ``result.html`` and the figure into the folder."""
-    from sfumato.experiments.papers.result import compared
+    from sfumato.experiments.reproduction import compared
     from sfumato.files import write_file
     from sfumato.report.papers import draw, entry_page, standalone
 
     result.save(out / "result.json", private=True)
-    write_file(out / "result.html", entry_page(paper, entry, result, layout.rows), private=True)
+    write_file(out / "result.html", entry_page(paper, entry, result, layout.lines), private=True)
     chart = None if entry.figure is None else draw(compared(paper, entry, result.rows), entry.figure)
     if chart is not None:
         write_file(out / "figure.svg", standalone(chart), private=True)

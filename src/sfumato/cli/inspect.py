@@ -16,6 +16,7 @@ from sfumato.options import ReadingOptions, label_set, words
 
 if TYPE_CHECKING:
     from sfumato.data.inspection import Inspection
+    from sfumato.planning.expected_use import PublicFacts
 
 
 _PATTERNS = 4
@@ -57,14 +58,16 @@ def inspect(
         )
     command = next_command(data, found, reading)
     if as_json:
-        facts = {
+        options = {
             **asdict(suggested(found, reading)),
             "persons": None if reading.persons is None else str(reading.persons),
         }
-        return print_json({"notice": NOTICE, **found.to_json(), "suggested": facts, "next_command": command})
-    _say(found)
+        return print_json({"notice": NOTICE, **found.to_json(), "suggested": options, "next_command": command})
+    _say(found, deep_known=reading.bits is not None)
     if found.person_problem is None:
-        say(f"\nWhat to expect: {plan_command(found, reading)}")
+        facts = public_facts(found, reading)
+        say(f"\nWhat to expect at ε 1: {expectation(facts)}.")
+        say(f"More about it: {plan_command(facts)}")
         say(f"Next: {command}")
         say("--declared-size becomes public, as the label set does: give the number that you would publish.")
     return warn(NOTICE)
@@ -108,18 +111,40 @@ def declared_size(found: Inspection) -> int:
     return int(float(f"{units:.1e}"))
 
 
-def plan_command(found: Inspection, reading: ReadingOptions) -> str:
-    """The command that says what to expect, from the facts that the training is given too."""
+def public_facts(found: Inspection, reading: ReadingOptions) -> PublicFacts:
+    """What a plan at ε 1 is made for: the facts that the training is given too."""
+    from sfumato.planning.expected_use import PublicFacts
+
     chosen = suggested(found, reading)
     sizes = [max(size) for size, _ in found.sizes.most_common(1)]
     declared = label_set(chosen.classes) or found.declared_classes or ()
     classes = 1 if chosen.no_labels else declared if isinstance(declared, int) else len(declared)
     colour = chosen.colour == "rgb" or (chosen.colour is None and "colour" in found.colours)
-    words = ["sfumato", "plan", "--epsilon", "1", "--declared-size", str(declared_size(found))]
-    words += ["--unit", "person"] if found.persons else []
-    words += ["--size", str(chosen.size or sizes[0])] if chosen.size or sizes else []
-    words += ["--channels", "3"] if colour else []
-    return shlex.join([*words, "--classes", str(max(1, classes))])
+    return PublicFacts(
+        declared_size=declared_size(found),
+        size=chosen.size or next(iter(sizes), 28),
+        channels=3 if colour else 1,
+        classes=max(1, classes),
+        epsilon=1.0,
+        unit="person" if found.persons else "image",
+    )
+
+
+def plan_command(facts: PublicFacts) -> str:
+    """The command that says more about what to expect."""
+    words = ["sfumato", "plan", "--epsilon", "1", "--declared-size", str(facts.declared_size)]
+    words += ["--unit", "person"] if facts.unit == "person" else []
+    words += ["--size", str(facts.size), *(["--channels", "3"] if facts.channels == 3 else [])]
+    return shlex.join([*words, "--classes", str(facts.classes)])
+
+
+def expectation(facts: PublicFacts) -> str:
+    """The method that a training takes on this machine, and what its images are good for."""
+    from sfumato.cli.options import device_named
+    from sfumato.planning.plan import choose_method
+
+    choice = choose_method(facts, device=device_named("auto"))
+    return choice.why if choice.plan.expected_use != "hopeless" else f"{choice.why}; {choice.plan.why}"
 
 
 def _suggested_classes(found: Inspection) -> str:
@@ -128,7 +153,7 @@ def _suggested_classes(found: Inspection) -> str:
     return ",".join(f'"{name}"' if "," in name else name for name in sorted(found.labels))
 
 
-def _say(found: Inspection) -> None:
+def _say(found: Inspection, *, deep_known: bool) -> None:
     say(f"format: {found.format}")
     if found.left_out:
         parts = (name if count is None else f"{name} ({count:,} images)" for name, count in found.left_out.items())
@@ -138,6 +163,11 @@ def _say(found: Inspection) -> None:
     more = len(found.sizes) - len(sizes)
     say(f"sizes (height × width): {'; '.join(sizes)}" + (f"; and {more:,} other sizes" if more > 0 else ""))
     say(f"colours: {'; '.join(f'{n:,} {name}' for name, n in found.colours.most_common())}")
+    if (bits := found.suggested_bits) is not None and not deep_known:
+        warn(
+            f"DARK: the brightest pixel of all has {100 * found.brightest / 255:.0f} % of the largest value. If these "
+            f"are {bits}-bit values in 16-bit files, as of scanners, add --bits {bits}; else images are nearly black."
+        )
     _say_persons(found)
     if found.labels:
         print_table(("class", "images"), [(name, f"{count:,}") for name, count in sorted(found.labels.items())])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,6 @@ import typer
 
 from sfumato.cli.console import print_json, print_table, say
 from sfumato.cli.options import Json, signing_key
-from sfumato.cli.plan import QUERY_HEADINGS, query_rows
 from sfumato.options import BudgetOptions
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def ledger(
 def _write_transcript(path: Path, release: Path | None, out: Path) -> None:
     from sfumato.privacy import Ledger
     from sfumato.release.signature import run_of, write_transcript
-    from sfumato.training.run_folder import release_folder
+    from sfumato.training.run import release_folder
 
     if release is None and not path.is_dir():
         raise ValueError("--release RELEASE says whose transcript it is; or give the run's folder instead of a ledger")
@@ -124,7 +124,7 @@ def _say(facts: dict[str, Any], release: Path | None) -> None:
     spent = "∞" if facts["spent"] is None else f"{facts['spent']:g}"
     allowed = "no limit" if limit["epsilon"] is None else f"{limit['epsilon']:g} at δ {limit['delta']:g}"
     say(f"spent ε {spent} of {allowed}, per {limit['unit']}; the hash chain is intact")
-    print_table(QUERY_HEADINGS, query_rows(facts["events"]))
+    print_table(("query", "steps", "sampling rate", "noise multiplier", "blocks"), _rows(facts["events"]))
     for run in facts["runs"]:
         say(f"run {run['run']}: {run['method']} {run['variant']}, {run['time']}")
     if release is not None and not facts["disagreements"]:
@@ -136,3 +136,22 @@ def _say(facts: dict[str, Any], release: Path | None) -> None:
     elif facts.get("signed_by"):
         unknown = "" if facts["signer_checked"] else "; --key PUBLIC.pem checks whose key that is"
         say(f"Card, weights and ledger head are signed by the key {facts['signed_by']}{unknown}.")
+
+
+def _rows(events: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """The events as ``Event.to_json`` gives them."""
+    for event in events:
+        if event["kind"] == "raw access":
+            yield event["name"], "", "", "", f"RAW RECORDS: {event['reason']}"
+            continue
+        if event["kind"] == "private selection":
+            yield (
+                event["name"],
+                "1",
+                "",
+                "",
+                f"the best of a random number of trials of {len(event['candidates'])} kinds",
+            )
+            continue
+        blocks = ", ".join(f"{block['name']} {block['noise_multiplier']:.4g}" for block in event["blocks"])
+        yield event["name"], str(event["steps"]), f"{event['rate']:g}", f"{event['noise_multiplier']:.4g}", blocks

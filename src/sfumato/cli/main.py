@@ -49,7 +49,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "cache": cache,
     "web": web,
 }
-_DIVIDED = ("train", "sample", "evaluate")
+_DIVIDED = ("train", "sample")
 """Commands that divide their work over the processes of torchrun; any other would do all of it in each process."""
 _GROUPS = {"audit": audit_app, "reproduce": reproduce_app, "experiment": experiment_app}
 

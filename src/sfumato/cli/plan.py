@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sfumato.cli.console import ProgressBar, print_json, print_table, remark, remark_table, say
+from sfumato.cli.console import ProgressBar, print_json, print_table, remark, say
 from sfumato.cli.options import DeclaredSize, Device, Json, MethodOptions, TimeLimit, device_named
 from sfumato.durations import duration
 from sfumato.options import BudgetOptions
@@ -22,53 +21,25 @@ if TYPE_CHECKING:
     from sfumato.training.profiling import Work
 
 
+DELTA = 1e-5
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)
 
 
 def print_epsilon_table(*, as_json: bool) -> None:
-    """What an ε means for someone in the data: how far it can move any probability, and an attacker's belief."""
-    facts = [
-        {
-            "epsilon": epsilon,
-            "factor": math.exp(epsilon),
-            "belief_from_half": attacker_belief(0.5, epsilon),
-            "belief_from_one_percent": attacker_belief(0.01, epsilon),
-        }
-        for epsilon in EPSILONS
-    ]
+    """What an ε means for someone in the data: how far it can move any probability, and an attacker's guess."""
+    from sfumato.release.plain_numbers import LEVELS, factor_text, guess_by_definition, level, percent
+
+    facts = [(epsilon, guess_by_definition(epsilon, DELTA)) for epsilon in EPSILONS]
     if as_json:
-        return print_json(facts)
-    say("Someone guesses whether a person (or an image) is in the data, and then sees everything that is released.")
-    headings = ("ε", "any probability changes by a factor of at most", "a guess of 50 % becomes at most", "of 1 %")
-    beliefs = ("belief_from_half", "belief_from_one_percent")
-    rows = [(f"{f['epsilon']:g}", f"{f['factor']:,.1f}", *(percent(f[key]) for key in beliefs)) for f in facts]
-    print_table(headings, rows)
-    return say(
-        "ε 1 or less is a strong guarantee, ε 3 a moderate one; at ε 10 the bound itself protects little, and known "
-        "attacks reach much less than it. δ is the probability with which the bound may fail altogether."
+        return print_json([{"epsilon": e, "factor": math.exp(e), "best_guess": guess} for e, guess in facts])
+    headings = ("ε", "guarantee", "any probability changes by a factor of at most", "guesses that are right, at most")
+    print_table(headings, [(f"{e:g}", level(e).name, factor_text(e), percent(guess)) for e, guess in facts])
+    say(
+        "Someone guesses whether a given person (or image) was in the collection, and half of such guesses are right "
+        f"by chance. The last column is what everything that is released can raise this to at δ {DELTA:g}, whatever "
+        "the method; a card says what the noise of its own method lowers it to."
     )
-
-
-def attacker_belief(prior: float, epsilon: float) -> float:
-    """The largest probability that an attacker can reach who started at ``prior`` (Bayes' rule, δ left out).
-
-    >>> round(attacker_belief(0.5, 1.0), 3)
-    0.731
-    """
-    return prior * math.exp(epsilon) / (prior * math.exp(epsilon) + 1 - prior)
-
-
-def percent(share: float) -> str:
-    """A share as per cent, rounded up, so that a bound stays a bound.
-
-    >>> percent(0.7311), percent(0.99995)
-    ('73.2 %', '99.995 %')
-    """
-    for digits in (1, 2, 3, 4):
-        shown = math.ceil(share * 10 ** (digits + 2) - 1e-9) / 10**digits
-        if shown < 100:
-            return f"{shown:.{digits}f} %"
-    return "almost 100 %"
+    return say(f"{LEVELS} δ is the probability with which the bound may fail altogether.")
 
 
 def methods(
@@ -120,7 +91,7 @@ def plan(
     one = parameters.configured(method)
     planned = one.plan(budget.budget(declared_size=declared_size))
     if not as_json:
-        _say_plan(one, planned)
+        say(plan_text(one, planned))
     shape = None if size is None else (channels, size, size)
     work = None if shape is None else _measured(one, declared_size, shape=shape, classes=classes, device=device)
     if as_json:
@@ -242,43 +213,9 @@ def _facts(method: Method, planned: Plan, work: Work | None) -> dict[str, Any]:
     return facts if work is None else {**facts, "work": work.to_json()}
 
 
-def _headline(method: Method, planned: Plan) -> str:
-    facts = planned.to_json()
-    spent = "no guarantee" if facts["epsilon"] is None else f"ε {facts['epsilon']:.4g} at δ {planned.budget.delta:g}"
-    return f"{method.name} ({method.variant}): {spent}, {facts['relation']} ({planned.budget.unit})"
-
-
-QUERY_HEADINGS = ("query", "steps", "sampling rate", "noise multiplier", "blocks")
-
-
-def query_rows(events: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """The rows of a table of ledger events, as ``Event.to_json`` gives them."""
-    for event in events:
-        if event["kind"] == "raw access":
-            yield event["name"], "", "", "", f"RAW RECORDS: {event['reason']}"
-            continue
-        if event["kind"] == "private selection":
-            yield (
-                event["name"],
-                "1",
-                "",
-                "",
-                f"the best of a random number of trials of {len(event['candidates'])} kinds",
-            )
-            continue
-        blocks = ", ".join(f"{block['name']} {block['noise_multiplier']:.4g}" for block in event["blocks"])
-        yield event["name"], str(event["steps"]), f"{event['rate']:g}", f"{event['noise_multiplier']:.4g}", blocks
-
-
-def _say_plan(method: Method, planned: Plan) -> None:
-    say(_headline(method, planned))
-    print_table(QUERY_HEADINGS, query_rows(planned.to_json()["events"]))
-
-
-def remark_plan(method: Method, planned: Plan) -> None:
-    """Show the plan on standard error, before a training."""
-    remark(_headline(method, planned))
-    remark_table(QUERY_HEADINGS, query_rows(planned.to_json()["events"]))
+def plan_text(method: Method, planned: Plan) -> str:
+    """The plan of a method as ``print`` shows it."""
+    return f"{method.name} ({method.variant}): {planned}"
 
 
 def _say_work(work: Work) -> None:

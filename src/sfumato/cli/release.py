@@ -20,7 +20,7 @@ def sample(
     *,
     count: Annotated[int, typer.Option(min=1, help="How many images.")] = 1000,
     out: Annotated[Path, typer.Option(help="A new folder for them.")],
-    format: Annotated[str, typer.Option(help="folder, npz or parquet.")] = "folder",
+    format: Annotated[str, typer.Option(help="folder, npz, parquet or dicom.")] = "folder",
     labels: Annotated[str | None, typer.Option(help="Only these classes: names separated by commas.")] = None,
     proportions: Annotated[bool, typer.Option("--proportions", help="Classes by their noisy counts.")] = False,
     seed: Annotated[int | None, typer.Option(help="Repeatable samples; costs nothing.")] = None,
@@ -38,11 +38,10 @@ def sample(
     from sfumato.methods.registry import load
     from sfumato.release.export import export, export_shards
     from sfumato.training.distributed import process_group
-    from sfumato.training.run import release_folder
 
     world, device = context.with_resource(process_group(device_named("auto")))
     use_quiet(not world.first)
-    found = load(release_folder(release), allow_custom=allow_custom)
+    found = load(release, allow_custom=allow_custom)
     wanted = None
     if labels is not None:
         given = label_set(labels)
@@ -72,8 +71,10 @@ def sample(
     else:
         drawn = found.sample(count, labels=wanted, proportions=proportions, seed=seed)
         written = export(drawn, out, format=format, allow_no_guarantee=allow_no_guarantee)  # type: ignore[arg-type]
-    say(found.card.sentence)
+    say(found.card.explained)
     say(f"Written: {count} images to {written}")
+    if (written / "samples.png").exists():
+        say(f"Look at {written / 'samples.png'} first.")
 
 
 def preview_command(

@@ -23,7 +23,7 @@ from sfumato.cli.options import (
     device_named,
     signing_key,
 )
-from sfumato.cli.plan import remark_plan
+from sfumato.cli.plan import plan_text
 from sfumato.durations import duration
 from sfumato.options import BudgetOptions, ReadingOptions
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sfumato.planning.expected_use import PublicFacts
     from sfumato.privacy import AnyBudget
     from sfumato.privacy.distributed import World
+    from sfumato.release.card import Card
     from sfumato.release.signature import SigningKey
     from sfumato.training.run import Run
 
@@ -102,6 +103,21 @@ def expected_use(method: Method, facts: PublicFacts | None, *, declared: bool) -
     if row.expected_use is None:
         return ()
     return (f"Expected use: {row.expected_use}; {row.why}. This was predicted before the training.",)
+
+
+def use_afterwards(card: Card, facts: PublicFacts | None) -> str | None:
+    """A warning where the released, noisy counts are of fewer units than any use needs."""
+    from sfumato.planning.expected_use import HOPELESS_BELOW, units_needed
+
+    if facts is None or card.class_counts is None:
+        return None
+    found, needed = max(0.0, sum(card.class_counts)), units_needed(card.method, facts, HOPELESS_BELOW)
+    if needed is None or found >= needed:
+        return None
+    return (
+        f"WARNING: by the noisy counts that are released there are about {found:,.0f} {card.unit}s, and rough use "
+        f"needs about {needed:,} at ε {facts.epsilon:g}: the images show noise more than the collection."
+    )
 
 
 def noted(pairs: Sequence[str]) -> dict[str, str]:
@@ -248,7 +264,7 @@ def train(
     trained = measured(chosen, release_accuracy, classes=len(images.classes))
     if planned is None or planned.budget != allowed or trained is not chosen or minutes is not None:
         planned = trained.plan(allowed)
-    remark_plan(chosen, planned)
+    remark(plan_text(chosen, planned))
     # By the first process alone: a warning is to be read once.
     remarks = tuple(world.from_first(lambda: expected_use(chosen, public, declared=declared_size is not None)))
     files = {"command.toml": config_text(context)}
@@ -283,7 +299,9 @@ def train(
         remark(f"\nStopped. {run.ledger} holds what was spent; continue with the same command and --resume.")
         raise typer.Exit(130) from None
     if world.first:
-        say(release.card.sentence)
+        say(release.card.explained)
+        if (verdict := use_afterwards(release.card, public)) is not None:
+            warn(verdict)
         say(f"Written: {run.release}")
 
 

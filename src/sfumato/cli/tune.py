@@ -76,7 +76,7 @@ def tune(
         release = tuning.run(out, private, options, progress=lambda: bar.report("trials", 0, 0))
     chosen = {key: release.card.parameters[key] for key in _grid_values(grid)}
     say(f"Chosen: {', '.join(f'{key} = {value}' for key, value in chosen.items())}")
-    say(release.card.sentence)
+    say(release.card.explained)
     say(f"Written: {run.release}")
 
 

@@ -43,12 +43,14 @@ class ImageTransform:
     ``size`` is the side of a square or (height, width); None takes images as they are, and they must agree.
     ``crop`` is "centre" (the largest centred part of the right proportions), "none" (the whole image, squeezed) or
     a number (the centred square of so many pixels). ``colour`` is "grey" or "rgb"; None takes the first image's.
+    ``bits`` says how many of 16 the grey values of deep images use: 12 for most scanners.
     """
 
     size: int | tuple[int, int] | None = None
     crop: Crop | int = "centre"
     colour: Colour | None = None
     pixel_limit: int = PIXEL_LIMIT
+    bits: int = 16
 
     def __post_init__(self) -> None:
         sides = () if self.size is None else (self.size,) if isinstance(self.size, int) else self.size
@@ -58,6 +60,8 @@ class ImageTransform:
             raise ValueError(f'crop must be "centre", "none" or a positive number of pixels, not {self.crop!r}')
         if self.colour not in ("grey", "rgb", None):
             raise ValueError(f'colour must be "grey", "rgb" or None, not {self.colour!r}')
+        if not 8 <= self.bits <= 16:
+            raise ValueError(f"bits must lie from 8 to 16, not {self.bits}")
         if not 1 <= self.pixel_limit <= _DECODER_LIMIT:
             raise ValueError(f"pixel_limit must lie from 1 to {_DECODER_LIMIT:,}, not {self.pixel_limit:,}")
 
@@ -70,14 +74,18 @@ class ImageTransform:
                 raise self._too_large(name) from None
             self._check_area(*image.size, name=name)
             image.load()
-            turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
-            upright = image if turn is None else image.transpose(turn)
-            return self._finish(_eight_bits(upright))
+            return self.convert(image)
+
+    def convert(self, image: Image.Image) -> np.ndarray:
+        """A decoded image."""
+        turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
+        upright = image if turn is None else image.transpose(turn)
+        return self._finish(_eight_bits(upright, self.bits))
 
     def fit(self, array: np.ndarray, *, name: str = "") -> np.ndarray:
         """The image in an array ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]`` of any numeric kind."""
         self._check_area(array.shape[-1], array.size // max(1, array.shape[-1]), name=name)
-        pixels = _bytes_of(array, name=name)
+        pixels = _bytes_of(array, name=name, bits=self.bits)
         if pixels.ndim == 3 and pixels.shape[0] not in (1, 3) and pixels.shape[-1] in (1, 3):
             pixels = np.moveaxis(pixels, -1, 0)
         pixels = pixels[None] if pixels.ndim == 2 else pixels
@@ -136,7 +144,7 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
+def _eight_bits(image: Image.Image, bits: int) -> Image.Image:
     """Any mode as 8-bit L or RGB: deep grey scaled, palettes and CMYK resolved, what is clear laid over white."""
     if image.mode in ("L", "RGB"):
         return image
@@ -149,7 +157,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
                     advice="Save it with 8 or 16 bits a pixel, or leave it out with skip_bad=True (--skip-bad).",
                 )
             values = values.astype(np.uint16)
-        return Image.fromarray(_bytes_of(values, name=""))
+        return Image.fromarray(_bytes_of(values, name="", bits=bits))
     if image.mode in _CLEAR or "transparency" in image.info:
         clear = image.convert("RGBA")
         ground = Image.new("RGBA", clear.size, "white")
@@ -158,15 +166,16 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return image.convert("L" if image.mode == "1" else "RGB")
 
 
-def _bytes_of(array: np.ndarray, *, name: str) -> np.ndarray:
-    """Pixel values as 0..255 by the constants of their type, never by the range found in the data."""
+def _bytes_of(array: np.ndarray, *, name: str, bits: int) -> np.ndarray:
+    """Pixel values as 0..255 by the constants of their type and ``bits``, never by the range found in the data."""
     kind = array.dtype
     if kind == np.uint8:
         return array
     if kind == np.bool_:
         return array.astype(np.uint8) * np.uint8(255)
     if kind == np.uint16:
-        return ((array.astype(np.uint32) + 128) // 257).astype(np.uint8)
+        highest = 2**bits - 1
+        return ((np.minimum(array, highest).astype(np.uint32) * 255 + highest // 2) // highest).astype(np.uint8)
     if np.issubdtype(kind, np.floating):
         if not np.isfinite(array).all() or array.min(initial=0) < 0 or array.max(initial=0) > 1:
             raise BadInput(

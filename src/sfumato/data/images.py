@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 
 from sfumato.data.cache import MEMORY_LIMIT
 from sfumato.data.decode import PIXEL_LIMIT, Colour, Crop, ImageTransform
+from sfumato.data.formats.objects import OUT_OF_RANGE, array_of
 from sfumato.data.reader import Format, Reading, read_arrays
 from sfumato.data.source import Selection
 from sfumato.privacy.records import PrivateRecords
@@ -45,6 +46,7 @@ class Options(TypedDict, total=False):
     size: int | tuple[int, int] | None
     crop: Crop | int
     colour: Colour | None
+    bits: int
     classes: Sequence[str] | int | None
     labelled: bool
     unlabelled: Literal["refuse", "leave out"]
@@ -66,11 +68,12 @@ class Options(TypedDict, total=False):
 
 
 def read(
-    path: str | Path,
+    path: str | Path | Any,
     *,
     size: int | tuple[int, int] | None = None,
     crop: Crop | int = "centre",
     colour: Colour | None = None,
+    bits: int = 16,
     classes: Sequence[str] | int | None = None,
     labelled: bool = True,
     unlabelled: Literal["refuse", "leave out"] = "refuse",
@@ -94,10 +97,12 @@ def read(
     """Read an image folder, npz, idx, parquet or a saved Hugging Face data set.
 
     Args:
-        path: The collection; its format is recognised by content.
+        path: The collection, whose format is recognised by content; or a ``torch.utils.data.Dataset`` of (image,
+            label), or a Hugging Face ``Dataset``, which is read once, into memory.
         size: The side of a square, or (height, width), to resize to; None leaves images as they are.
         crop: "centre" cuts to the proportions of ``size`` first, "none" does not, a number cuts a centred square.
         colour: "grey" or "rgb"; None leaves images as they are.
+        bits: How many of 16 bits the values of deep grey images use; 12 for most scanners. DICOM files say it.
         classes: The label set, as names or a number of classes, where the collection does not declare it.
         labelled: False reads everything as one class.
         unlabelled: "refuse" records without a label, or "leave out" them.
@@ -127,7 +132,7 @@ def read(
     """
     names = tuple(str(i) for i in range(classes)) if isinstance(classes, int) else classes
     reading = Reading(
-        transform=ImageTransform(size=size, crop=crop, colour=colour, pixel_limit=pixel_limit),
+        transform=ImageTransform(size=size, crop=crop, colour=colour, pixel_limit=pixel_limit, bits=bits),
         selection=Selection(
             image_column=image_column,
             label_column=label_column,
@@ -159,7 +164,7 @@ def read(
         classes=label_set,
         persons=found.columns.get("persons"),
         skipped=tuple(found.facts["skipped"]) if internal else (),
-        place=Path(path),
+        place=Path(path) if isinstance(path, str | Path) else None,
     )
 
 
@@ -170,7 +175,7 @@ class PublicImages(Images):
         return len(self.pixels)
 
     @classmethod
-    def read(cls, path: str | Path, **options: Unpack[Options]) -> PublicImages:
+    def read(cls, path: str | Path | Any, **options: Unpack[Options]) -> PublicImages:
         """Read as ``read`` does; errors name files and the label set may come from the data: nothing is private."""
         options["internal"] = True
         found = read(path, infer_classes=True, **options)
@@ -199,14 +204,14 @@ class PrivateImages(PrivateRecords):
     @classmethod
     def from_arrays(
         cls,
-        pixels: np.ndarray,
-        labels: np.ndarray | None = None,
+        pixels: Any,
+        labels: Any = None,
         *,
         classes: Sequence[str] | int | None = None,
-        persons: np.ndarray | None = None,
+        persons: Any = None,
         declared_size: int | None = None,
     ) -> PrivateImages:
-        """Wrap arrays.
+        """Wrap NumPy arrays or tensors.
 
         Args:
             pixels: ``[N, H, W]``, ``[N, H, W, C]`` or ``[N, C, H, W]``, as bytes or in 0..1.
@@ -218,11 +223,12 @@ class PrivateImages(PrivateRecords):
         Raises:
             ValueError: If floating pixels are not all between 0 and 1.
         """
+        pixels, labels, persons = (
+            values if values is None or isinstance(values, np.ndarray) else array_of(values)
+            for values in (pixels, labels, persons)
+        )
         if np.issubdtype(pixels.dtype, np.floating) and not all(_in_range(part) for part in _parts(pixels)):
-            raise ValueError(
-                "floating pixels must lie between 0 and 1, and some do not. Scale them first: from -1..1 by "
-                "(pixels + 1) / 2, from 0..255 by pixels / 255; or give bytes (uint8)"
-            )
+            raise ValueError(f"floating pixels must lie between 0 and 1, and some do not. {OUT_OF_RANGE}")
         if pixels.ndim == 3:
             pixels = pixels[:, None]
         elif pixels.ndim == 4 and pixels.shape[1] not in (1, 3) and pixels.shape[-1] in (1, 3):
@@ -233,6 +239,20 @@ class PrivateImages(PrivateRecords):
             classes = ("all",)
         names = tuple(str(i) for i in range(classes)) if isinstance(classes, int) else tuple(classes)
         return cls(pixels, labels, classes=names, persons=persons, declared_size=declared_size)
+
+    @classmethod
+    def from_dataset(
+        cls, dataset: Any, *, declared_size: int | None = None, **options: Unpack[Options]
+    ) -> PrivateImages:
+        """Read a ``torch.utils.data.Dataset`` of (image, label) or a Hugging Face ``Dataset`` once, into memory.
+
+        A transform of the data set is applied once: a random one would not be drawn anew in each step.
+
+        >>> rows = [(np.zeros((8, 8), np.uint8), 0), (np.ones((8, 8), np.uint8), 1)]
+        >>> PrivateImages.from_dataset(rows, classes=("cat", "dog"))
+        PrivateImages(shape=(1, 8, 8), classes=2)
+        """
+        return cls.read(dataset, declared_size=declared_size, **options)
 
     @classmethod
     def from_images(cls, images: Images, *, declared_size: int | None = None) -> PrivateImages:
@@ -246,7 +266,9 @@ class PrivateImages(PrivateRecords):
         return private
 
     @classmethod
-    def read(cls, path: str | Path, *, declared_size: int | None = None, **options: Unpack[Options]) -> PrivateImages:
+    def read(
+        cls, path: str | Path | Any, *, declared_size: int | None = None, **options: Unpack[Options]
+    ) -> PrivateImages:
         """Read a collection of any format, with the options of ``read``."""
         return cls.from_images(read(path, **options), declared_size=declared_size)
 

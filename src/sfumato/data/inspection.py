@@ -33,7 +33,8 @@ class Counts:
     """What a collection, or a part of one, holds.
 
     ``sizes`` counts (height, width); ``unnamed`` counts, by label, images that name no person where persons are to be
-    named; ``bad`` names records and the rules they break.
+    named; ``brightness`` counts the largest pixel of each image, from 0 to 255; ``bad`` names records and the
+    rules they break.
     """
 
     images: int = 0
@@ -45,6 +46,7 @@ class Counts:
     spellings: Counter[str] = field(default_factory=Counter)
     unnamed: Counter[str] = field(default_factory=Counter)
     burned_in: int = 0
+    brightness: Counter[int] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
     bad_images: int = 0
     shared: int = 0
@@ -68,6 +70,7 @@ class Counts:
         self.images += 1
         self.sizes[pixels.shape[1], pixels.shape[2]] += 1
         self.colours[_colour(pixels)] += 1
+        self.brightness[int(pixels.max(initial=0))] += 1
         self.shared += bool(known) and _key(pixels) in known
         if record.label is None or record.label == "":
             self.unlabelled += 1
@@ -158,6 +161,16 @@ class Inspection(Counts):
         return max((size for size in _USUAL_SIZES if size <= smallest), default=_USUAL_SIZES[0])
 
     @property
+    def brightest(self) -> int:
+        """The largest pixel of all images, from 0 to 255."""
+        return max(self.brightness, default=255)
+
+    @property
+    def suggested_bits(self) -> int | None:
+        """10, 12 or 14 where no pixel is larger than such a value in a file of 16 bits; else None."""
+        return next((bits for bits in (10, 12, 14) if self.brightest <= 2 ** (bits - 8)), None)
+
+    @property
     def suggested_colour(self) -> str | None:
         """``grey`` where no image has colour, ``rgb`` where some have; ``None`` where nothing needs conversion."""
         if set(self.colours) <= {"grey"} or set(self.colours) <= {"colour"}:
@@ -185,6 +198,8 @@ class Inspection(Counts):
             "joined_names": self.joined_names,
             "names_that_differ_in_leading_zeros": self.zeros,
             "burned_in_annotations": self.burned_in,
+            "brightest": self.brightest,
+            "suggested_bits": self.suggested_bits,
             "bad_images": self.bad_images,
             "shared_with_public": self.shared_with_public,
             "bad": self.bad,

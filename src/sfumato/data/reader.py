@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sfumato.data.cache import CachedArrays, Writer, cache_key, find, remove
 from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, Unavailable, from_system
 from sfumato.data.formats.arrays import IMAGES, Idx, Npz, npz_splits, splits
 from sfumato.data.formats.folder import FileList, Folder, folder_splits
+from sfumato.data.formats.objects import ObjectSource
 from sfumato.data.formats.remote import remote_format, remote_source, remote_splits
 from sfumato.data.formats.tables import arrow, arrow_splits, files_in, is_arrow, parquet, parquet_splits
 from sfumato.data.parallel import Workers
@@ -49,7 +51,7 @@ class Reading:
 
 
 def read_arrays(
-    path: str | Path,
+    collection: str | Path | Any,
     reading: Reading,
     *,
     internal: bool,
@@ -61,8 +63,10 @@ def read_arrays(
     """The decoded rows and the label set. Raises BadInput alone; its text names no file unless ``internal``."""
     try:
         with silent_decoders():
+            if not isinstance(collection, str | Path):
+                return _read_object(collection, reading)
             limit = 0 if cache is not None else memory_limit
-            return _read(Path(path), reading, cache_folder(cache), limit, Workers(workers, progress))
+            return _read(Path(collection), reading, cache_folder(cache), limit, Workers(workers, progress))
     except BadInput as error:
         problem = error.shown(internal=internal)
     except OSError as error:
@@ -176,6 +180,18 @@ def _read(
             key,
             lambda writer: gather(source.records(), reading, labels, Persons(reading.selection).number, writer),
         )
+    return found, labels.classes
+
+
+def _read_object(dataset: Any, reading: Reading) -> tuple[CachedArrays, tuple[str, ...]]:
+    """A data set that is a Python object, into memory: nothing says whether it is the one that was read before."""
+    source = ObjectSource(dataset, reading.selection)
+    labels = Labels(source, reading.selection, infer=reading.infer_classes)
+    found = _written(
+        Writer(cache_folder(), memory_limit=sys.maxsize),
+        "",
+        lambda writer: gather(source.records(), reading, labels, Persons(reading.selection).number, writer),
+    )
     return found, labels.classes
 
 

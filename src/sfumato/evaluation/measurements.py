@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,16 @@ from sfumato.evaluation.classifiers import (
     ClassifierSpec,
     Progress,
     TrainedClassifier,
-    TrainingJob,
     score,
-    train_classifiers,
+    train_classifier,
 )
 from sfumato.evaluation.features import (
     FeatureNetwork,
     FeatureStatistics,
-    InceptionHead,
     Manifold,
     cached_statistics,
     content_key,
     frechet_distance,
-    inception_score,
     kernel_distance,
     manifold,
 )
@@ -196,7 +192,7 @@ class _Scores:
 
 
 class AccuracyMeasure:
-    """Trains and scores every classifier of a protocol, ``together`` of them at a time."""
+    """Trains and scores every classifier of a protocol."""
 
     def __init__(
         self,
@@ -207,12 +203,9 @@ class AccuracyMeasure:
         validation: LabelledImages | None,
         device: torch.device,
         progress: Progress,
-        bfloat16: bool = False,
-        together: int = 1,
     ) -> None:
         self.protocol, self.measuring, self.seeds = protocol, measuring, tuple(seeds)
         self.validation, self.device, self.progress = validation, device, progress
-        self.bfloat16, self.together = bfloat16, together
 
     def measure(self, row: Row) -> tuple[list[Measurement], TrainedClassifier]:
         """The row's accuracies, and its classifier for label agreement, of the first seed."""
@@ -239,17 +232,13 @@ class AccuracyMeasure:
         )
 
     def trainings(self, row: Row) -> int:
-        """How many classifiers are trained for a row."""
         return sum(len(self._seeds(spec, row)) for spec in self.protocol.classifiers)
 
     def _scores(self, row: Row) -> list[_Scores]:
-        """Of every classifier of the protocol; all of their trainings are one list of jobs."""
-        planned = [(spec, self._seeds(spec, row)) for spec in self.protocol.classifiers]
-        jobs = [self._job(spec, row.train, place, seed) for spec, seeds in planned for place, seed in enumerate(seeds)]
-        trained = iter(train_classifiers(jobs, together=self.together, progress=self._reported(row.train)))
         found = []
-        for spec, seeds in planned:
-            own = tuple(islice(trained, len(seeds)))
+        for spec in self.protocol.classifiers:
+            seeds = self._seeds(spec, row)
+            own = tuple(self._trained(spec, row.train, place, seed) for place, seed in enumerate(seeds))
             accuracies = tuple(self._score(one, row.test.only) for one in own)
             validated = tuple(self._score(one.validated, row.test.only) for one in own if one.validated is not None)
             found.append(_Scores(spec, seeds, own, accuracies, validated))
@@ -259,22 +248,19 @@ class AccuracyMeasure:
         # Logistic regression has no randomness: on one set another seed would only repeat it.
         return self.seeds[:1] if spec.network is None and len(row.train.sets) == 1 else self.seeds
 
-    def _job(self, spec: ClassifierSpec, train: Part, place: int, seed: int) -> TrainingJob:
+    def _trained(self, spec: ClassifierSpec, train: Part, place: int, seed: int) -> TrainedClassifier:
         part = train.sets[place if len(train.sets) > 1 else 0]
         aside = self.validation if self.protocol.several_networks else None
-        return TrainingJob(
+        return train_classifier(
             spec,
             part.pixels,
             part.labels,
             classes=len(self.measuring.classes),
             seed=seed,
             validation=None if aside is None else (aside.pixels, aside.labels),
-            device=str(self.device),
-            bfloat16=self.bfloat16 and spec.network is not None,
+            device=self.device,
+            progress=lambda task, done, total: self.progress(f"{train.described.data}: {task}", done, total),
         )
-
-    def _reported(self, train: Part) -> Progress:
-        return lambda task, done, total: self.progress(f"{train.described.data}: {task}", done, total)
 
     def _score(self, classifier: TrainedClassifier, images: LabelledImages) -> Accuracy:
         return score(classifier, images.pixels, images.labels, classes=len(self.measuring.classes))
@@ -282,8 +268,6 @@ class AccuracyMeasure:
     def _measurements(self, scores: _Scores, row: Row) -> Iterator[Measurement]:
         spec = scores.spec
         settings: dict[str, Any] = {"epochs": spec.epochs, "batch": spec.batch}
-        if spec.network is not None:
-            settings["arithmetic"] = "bfloat16" if self.bfloat16 else "float32"
         picked = {"selection": self.protocol.selection, "selected_epochs": [one.epoch for one in scores.trained]}
         yield self._accuracy(spec.name, scores.accuracies, scores.seeds, row, settings | picked, by_class=True)
         if scores.validated:
@@ -355,7 +339,6 @@ class DistanceMeasure:
         self._known: dict[str, FeatureStatistics] = {}
 
     def measure(self, row: Row) -> list[Measurement]:
-        """All distances of a row."""
         # Statistics of synthetic images are not kept in the cache: a next training has other images.
         keep = row.name != SYNTHETIC
         reference = self._statistics(row.reference.only, row.name, keep=True)
@@ -367,24 +350,6 @@ class DistanceMeasure:
         measured += self._manifold(row, reference, candidates)
         self.progress(f"{row.name}: distances", 1, 1)
         return measured
-
-    def inception_score(self, row: Row, head: InceptionHead) -> Measurement:
-        """The Inception Score of a row, by the user's classifier head."""
-        found = [self._statistics(part, row.name, keep=False) for part in row.compared.sets]
-        scores = [inception_score(statistics.rows, head=head) for statistics in found]
-        one = len(scores) == 1
-        return self.measuring.measurement(
-            "inception_score",
-            [value for value, _ in scores],
-            row=row.name,
-            candidate=row.compared.described,
-            reference=ImageSet("none", None, 0),
-            features=self.identity,
-            seeds=[],
-            std=scores[0][1] if one else None,
-            std_over="splits" if one else "generators",
-            settings={"head": head.hash, "splits": 10, "rows": len(found[0].rows)},
-        )
 
     def _statistics(self, images: LabelledImages, row: str, *, keep: bool) -> FeatureStatistics:
         key = content_key(images.pixels, self.network)

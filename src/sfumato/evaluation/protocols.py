@@ -170,7 +170,6 @@ class Protocol:
     several_networks: bool = False
 
     def summary(self) -> ProtocolSummary:
-        """What a result says about its protocol."""
         trained = [spec for spec in self.classifiers if spec.network is not None]
         return ProtocolSummary(
             name=self.name,

@@ -52,7 +52,6 @@ METRICS: dict[str, Metric] = {
         Metric("fid", "FID", higher_is_better=False),
         Metric("kid", "KID", "× 1000", 1000.0, higher_is_better=False),
         Metric("frechet_distance", "Fréchet distance", higher_is_better=False),
-        Metric("inception_score", "Inception Score"),
         Metric("precision", "precision", digits=3),
         Metric("recall", "recall", digits=3),
         Metric("density", "density", digits=3),
@@ -264,7 +263,6 @@ class EvaluationResult:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The names of the rows, the synthetic one first."""
         return tuple(dict.fromkeys(one.row for one in self.measurements))
 
     def headline(self, row: str = SYNTHETIC) -> Measurement | None:
@@ -273,7 +271,6 @@ class EvaluationResult:
         return found[-1] if found else None
 
     def by_class(self, row: str = SYNTHETIC) -> Measurement | None:
-        """The last accuracy that is known for each class."""
         found = [one for one in self.measurements if one.metric == "accuracy" and one.row == row and one.per_class]
         return found[-1] if found else None
 

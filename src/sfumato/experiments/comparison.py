@@ -10,27 +10,22 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sfumato.data.holdout import HoldOut, check_test_part, read_train_and_test
+from sfumato.data.images import Options
 from sfumato.evaluation.results import SYNTHETIC, EvaluationResult, Measurement
-from sfumato.experiments.gather import read_json
+from sfumato.experiments.layout import read_json
 from sfumato.experiments.results import NOTICE, Measured
 from sfumato.experiments.runner import Progress, Task, begin, ignore, run_tasks
 from sfumato.experiments.spec import Conditions, DataSpec, EvaluationSpec, SamplingVariant, TrainingSpec
 from sfumato.experiments.training import Baselines, Trial, baselines_file, evaluation_file
 from sfumato.files import write_json
-from sfumato.privacy import Event, Ledger
+from sfumato.methods import METHODS, Method, find
+from sfumato.privacy import Budget, Event, Ledger
 from sfumato.privacy.accounting import epsilon
+from sfumato.privacy.budget import Unit
 from sfumato.release.card import rounded_up
-
-if TYPE_CHECKING:
-    from sfumato.data.holdout import HoldOut
-    from sfumato.data.images import Options
-    from sfumato.methods import Method
-    from sfumato.privacy.budget import Unit
-
-
-# Torch is imported where it is used: ``sfumato --help`` should not wait for it.
 
 _HOLD_OUT = "hold_out.json"
 _DEFAULTS: dict[str, Any] = {
@@ -49,8 +44,6 @@ def chosen_methods(names: str, settings: Iterable[str] = ()) -> list[Method]:
         names: ``all``, or names with commas between; ``NAME:VARIANT`` for a variant.
         settings: ``key=value`` for every method that has the parameter, ``method.key=value`` for one.
     """
-    from sfumato.methods import METHODS, find
-
     wanted = []
     for name in METHODS if names == "all" else [part.strip() for part in names.split(",")]:
         base, variant = _method_and_variant(name)
@@ -76,8 +69,6 @@ def chosen_methods(names: str, settings: Iterable[str] = ()) -> list[Method]:
 
 def _method_and_variant(name: str) -> tuple[str, str]:
     """``dp-lflow:conditional`` and ``module:Class:variant`` in two; without a variant it is empty."""
-    from sfumato.methods import METHODS
-
     parts = name.split(":")
     module = parts[0] not in METHODS and parts[0].replace(".", "").isidentifier()
     return ":".join(parts[: 1 + module]), ":".join(parts[1 + module :])
@@ -85,8 +76,6 @@ def _method_and_variant(name: str) -> tuple[str, str]:
 
 def comparison_hold_out(share: float | None, out: Path, *, unit: Unit | None) -> HoldOut | None:
     """How units are held out to test on: as the comparison in ``out`` began with, or by a fresh key."""
-    from sfumato.data.holdout import HoldOut
-
     if share is None:
         return None
     kept = out / _HOLD_OUT
@@ -109,8 +98,6 @@ def comparison_conditions(
 
     Without ``unit`` a person is protected where the collection names persons.
     """
-    from sfumato.data.holdout import check_test_part, read_train_and_test
-
     if division is None and test is None:
         check_test_part(data)
     reading = options.copy()
@@ -139,8 +126,6 @@ def comparison_trainings(methods: Sequence[Method], budgets: Sequence[float], *,
 
 def planned_epsilon(trainings: Sequence[TrainingSpec], delta: float) -> float:
     """What all runs will cost together; a budget that cannot be met is refused here, before anything is touched."""
-    from sfumato.privacy import Budget
-
     plans = {
         (one.name, one.epsilon): one.method.plan(Budget(one.epsilon, delta)) for one in trainings if not one.number
     }
@@ -167,22 +152,7 @@ def run_comparison(
 
 
 @dataclass(frozen=True)
-class Summary:
-    """A number over the runs of one method at one ε."""
-
-    mean: float
-    std: float | None
-    values: tuple[float, ...]
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Summary:
-        """Mean and sample standard deviation."""
-        found = Measured.of(values)
-        return cls(found.mean, found.std, found.values)
-
-
-@dataclass(frozen=True)
-class ComparedMetric(Summary):
+class ComparedMetric(Measured):
     """A metric with its heading; ``features`` is the identity of the feature network, if it has one."""
 
     heading: str = ""
@@ -192,7 +162,7 @@ class ComparedMetric(Summary):
 
 
 @dataclass(frozen=True)
-class ClassSummary(Summary):
+class ClassSummary(Measured):
     """The accuracy of one class."""
 
     name: str = ""
@@ -212,8 +182,8 @@ class ComparedMethod:
     runs: tuple[str, ...]
     metrics: tuple[ComparedMetric, ...]
     worst_class: ClassSummary | None
-    seconds: Summary
-    peak_memory: Summary
+    seconds: Measured
+    peak_memory: Measured
     peak_device_memory: float | None
     threads: int
     resumed: int
@@ -329,8 +299,8 @@ def _entry(
         runs=tuple(str(folder.relative_to(conditions.out)) for folder in done),
         metrics=_metrics(evaluations),
         worst_class=_worst_class(evaluations),
-        seconds=Summary.of([cost["seconds"] for cost in costs]),
-        peak_memory=Summary.of([float(cost["peak_memory"]) for cost in costs]),
+        seconds=Measured.of([cost["seconds"] for cost in costs]),
+        peak_memory=Measured.of([float(cost["peak_memory"]) for cost in costs]),
         peak_device_memory=max((cost["peak_device_memory"] or 0 for cost in costs), default=0) or None,
         threads=max(cost["threads"] for cost in costs),
         resumed=sum(bool(cost["resumed"]) for cost in costs),
@@ -347,7 +317,7 @@ def _metrics(evaluations: Sequence[Mapping[str, Any]]) -> tuple[ComparedMetric, 
                 values.setdefault(key, []).append(entry["mean"])
                 about.setdefault(key, {name: entry[name] for name in ("metric", "classifier", "features")})
     return tuple(
-        ComparedMetric(**asdict(Summary.of(found)), heading=key[0], **about[key]) for key, found in values.items()
+        ComparedMetric(**asdict(Measured.of(found)), heading=key[0], **about[key]) for key, found in values.items()
     )
 
 
@@ -371,7 +341,7 @@ def _worst_class(evaluations: Sequence[dict[str, Any]]) -> ClassSummary | None:
     if not shares:
         return None
     name = min(shares, key=lambda key: statistics.fmean(shares[key]))
-    return ClassSummary(**asdict(Summary.of(shares[name])), name=name)
+    return ClassSummary(**asdict(Measured.of(shares[name])), name=name)
 
 
 def to_csv(result: ComparisonResult) -> str:

@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import torch
+
+from sfumato.data import Images
+from sfumato.data.digits import draw_digits
+from sfumato.data.holdout import HoldOut, read_train_and_test
 from sfumato.experiments.spec import DataSpec, from_table, hint
-
-if TYPE_CHECKING:
-    from sfumato.data import Images
 
 FOLDER_VARIABLE = "SFUMATO_DATA"
 TEST_DIGITS = 10_000
@@ -68,7 +71,6 @@ class LocatedDataset:
         test_records: int | None = None,
         validation: int = 0,
     ) -> DataSpec:
-        """How to read it for a unit of privacy."""
         options = dict(self.dataset.options)
         if unit == "person":
             if not self.dataset.person_column:
@@ -159,8 +161,6 @@ class DatasetLocator:
 def read_images(data: DataSpec) -> tuple[Images, Images]:
     """Training and test images, as many of them as the specification says."""
     if data.drawn:
-        from sfumato.data.digits import draw_digits
-
         return draw_digits(data.records or 60_000, seed=0), draw_digits(data.test_records or TEST_DIGITS, seed=1)
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in data.options.items()}
     train, test = _read(data.train, data.test, data.hold_out, tuple(sorted(options.items())))
@@ -178,8 +178,6 @@ def read_validation(data: DataSpec) -> Images | None:
 
 def _apart(images: Images, count: int) -> tuple[Images, Images]:
     """All but ``count`` of the images, and these; divided as DPImageBench does, by ``random_split`` with seed 0."""
-    import torch
-
     if not count:
         return images, _rows(images, [])
     # What torch.utils.data.random_split draws.
@@ -189,19 +187,12 @@ def _apart(images: Images, count: int) -> tuple[Images, Images]:
 
 
 def _rows(images: Images, rows: Sequence[int]) -> Images:
-    import numpy as np
-
-    from sfumato.data import Images
-
     chosen = np.asarray(rows, dtype=np.int64)
     persons = None if images.persons is None else images.persons[chosen]
     return Images(images.pixels[chosen], images.labels[chosen], images.classes, persons)
 
 
 def _subset(images: Images, count: int | None) -> Images:
-    """Some of the images, always the same ones."""
-    import numpy as np
-
     if count is None or count >= len(images.pixels):
         return images
     return _rows(images, list(np.sort(np.random.default_rng(0).permutation(len(images.pixels))[:count])))
@@ -211,8 +202,6 @@ def _subset(images: Images, count: int | None) -> Images:
 def _read(
     train: Path, test: Path | None, hold_out: Path | None, options: tuple[tuple[str, Any], ...]
 ) -> tuple[Images, Images]:
-    from sfumato.data.holdout import HoldOut, read_train_and_test
-
     division = None if hold_out is None else HoldOut.load(hold_out)
     return read_train_and_test(train, test, hold_out=division, **dict(options))
 

@@ -120,7 +120,6 @@ class ResultSet:
         return self.provenance.commit is None and not any(row.log_sha256 for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready, with the notice first."""
         return {"notice": NOTICE, "format": FORMAT, **asdict(self)}
 
     @classmethod
@@ -133,11 +132,9 @@ class ResultSet:
 
     @classmethod
     def load(cls, path: Path) -> ResultSet:
-        """Read a result file."""
         return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
 
     def save(self, path: Path, *, private: bool) -> Path:
-        """Write a result file."""
         return write_json(path, self.to_json(), private=private)
 
 

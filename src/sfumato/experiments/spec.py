@@ -7,14 +7,11 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from sfumato.evaluation.protocols import Protocol
-    from sfumato.methods import Method
-    from sfumato.privacy import AnyBudget
-
-# Torch is imported where it is used: ``sfumato --help`` should not wait for it.
+from sfumato.evaluation.protocols import Protocol, protocol_named
+from sfumato.methods import Method, find
+from sfumato.privacy import AnyBudget, Budget, NoGuarantee
 
 REAL = "real"
 """In place of a method: classifiers trained on the real training images."""
@@ -50,23 +47,16 @@ class EvaluationSpec:
     """A protocol and how much of it is measured.
 
     ``inception_trainings`` is the number of trainings of each setting whose FID and KID are measured (all if ``None``);
-    ``classifiers`` names those of the protocol's classifiers that are trained (all if empty), in ``bfloat16`` or
-    float32, ``together`` of them at a time.
+    ``classifiers`` names those of the protocol's classifiers that are trained (all if empty).
     """
 
     protocol: str
     images: int
     feature_images: int | None = None
     inception_trainings: int | None = None
-    inception_head: Path | None = None
     classifiers: tuple[str, ...] = ()
-    bfloat16: bool = False
-    together: int = 1
 
     def chosen_protocol(self) -> Protocol:
-        """The protocol, reduced to the chosen classifiers."""
-        from sfumato.evaluation.protocols import protocol_named
-
         found = protocol_named(self.protocol)
         if not self.classifiers:
             return found
@@ -107,7 +97,6 @@ class Conditions:
             "inception": first.inception_trainings != 0,
             "records": self.data.records,
             "test_records": self.data.test_records,
-            **({"bfloat16": True} if first.bfloat16 else {}),
         }
 
 
@@ -129,13 +118,10 @@ class TrainingSpec:
         return self.setting or method_label(self.method)
 
     def folder(self, out: Path) -> Path:
-        """Where the run is kept."""
         return out / "runs" / slug(self.name) / f"epsilon-{self.epsilon:g}" / f"run-{self.number}"
 
     def budget(self, conditions: Conditions) -> AnyBudget:
         """``NoGuarantee`` for an algorithm that needs the raw records."""
-        from sfumato.privacy import Budget, NoGuarantee
-
         if self.method.raw_access:
             return NoGuarantee(unit=conditions.unit)  # type: ignore[arg-type]
         return Budget(self.epsilon, conditions.delta, conditions.unit)  # type: ignore[arg-type]
@@ -185,8 +171,7 @@ class ExperimentSpec:
     ``method`` is a method's name or "real" (classifiers trained on real images). ``parameters`` are shared by all
     ``cases``. ``validation`` images of the training set are kept apart for the protocol ``bench``. ``fid`` is the
     number of trainings of each setting whose FID and KID are measured; with no ``protocols`` only ``measures`` are.
-    ``small`` limits networks and steps as the small scale of the papers' entries does. ``bfloat16`` (for the networks
-    of ``bench`` alone) and ``classifiers_together`` are about the classifiers' training.
+    ``small`` limits networks and steps as the small scale of the papers' entries does.
     """
 
     name: str
@@ -207,25 +192,19 @@ class ExperimentSpec:
     records: int | None = None
     validation: int = 0
     fid: int = 0
-    bfloat16: bool = False
-    classifiers_together: int = 1
     small: bool = False
     note: str = ""
 
     def settings(self) -> Iterator[tuple[str, float, Mapping[str, Any]]]:
-        """Every dataset, ε and case."""
         for case in self.cases:
             for epsilon in self.epsilon or (0.0,):
                 for data in self.data:
                     yield data, epsilon, case
 
     def setting_name(self, case: Mapping[str, Any]) -> str:
-        """The experiment's name, with the parameters of the case."""
         return ", ".join([self.name, *(f"{key} {value}" for key, value in case.items())])
 
     def configured(self, case: Mapping[str, Any]) -> Method:
-        from sfumato.methods import find
-
         return find(self.method).configured({**self.parameters, **case})
 
 

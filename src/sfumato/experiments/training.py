@@ -7,17 +7,22 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sfumato.data import Images, PrivateImages
+from sfumato.evaluation.evaluate import MEMORISATION_IMAGES, evaluate
+from sfumato.evaluation.features import default_folder
+from sfumato.evaluation.image_sets import uniform_noise
+from sfumato.evaluation.private_views import nearest_neighbours, write_view
+from sfumato.evaluation.results import NOTICE, SYNTHETIC
 from sfumato.experiments.datasets import content_hash, read_images, read_validation
+from sfumato.experiments.measures import MEASURES, Sampled
 from sfumato.experiments.spec import Conditions, EvaluationSpec, SamplingVariant, TrainingSpec, slug
 from sfumato.files import private_folder, write_json
-
-if TYPE_CHECKING:
-    from sfumato.data import Images
-    from sfumato.release import Release, SyntheticImages
-
-# Torch is imported where it is used: a process says first how many threads it may have.
+from sfumato.methods.registry import load
+from sfumato.privacy.curator import AnswerLost
+from sfumato.release import Release, SyntheticImages
+from sfumato.training.run import RunOptions, train_run
 
 
 def evaluation_file(variant: SamplingVariant, conditions: Conditions, place: int = 0) -> str:
@@ -49,7 +54,6 @@ class Trial:
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
         return self.training.folder(self.conditions.out)
 
     def finished(self) -> bool:
@@ -82,9 +86,6 @@ class Trial:
         return self.folder / "internal" / evaluation_file(variant, self.conditions, place)
 
     def _evaluate(self, variant: SamplingVariant, places: list[int], train: Images, test: Images) -> None:
-        from sfumato.data import Images
-        from sfumato.evaluation.results import NOTICE
-        from sfumato.release import SyntheticImages
 
         conditions, number = self.conditions, self.training.number
         release = release_for(self.folder, variant)
@@ -104,14 +105,11 @@ class Trial:
             write_json(self._path(variant, place), result, private=True)
 
     def _measured(self, release: Release, synthetic: Images, train: Images, test: Images) -> list[dict[str, Any]]:
-        from sfumato.experiments.gather import MEASURES, Sampled
 
         sampled = Sampled(release, synthetic, train, test, self.conditions.evaluations[0], self.conditions.device)
         return [measurement for name in self.measures for measurement in MEASURES[name](sampled)]
 
     def _write_neighbours(self, synthetic: Images, train: Images, test: Images) -> None:
-        from sfumato.evaluation.evaluate import MEMORISATION_IMAGES
-        from sfumato.evaluation.private_views import nearest_neighbours, write_view
 
         shown, others = synthetic.pixels[:MEMORISATION_IMAGES], test.pixels[:MEMORISATION_IMAGES]
         found = nearest_neighbours(shown, train.pixels, others, device=self.conditions.device)
@@ -130,15 +128,10 @@ class Baselines:
         return f"baselines of {self.conditions.data.name}"
 
     def finished(self) -> bool:
-        """Whether every protocol was measured."""
         return all(baselines_file(self.conditions, place).exists() for place in range(len(self.conditions.evaluations)))
 
     def run(self) -> None:
         """Evaluate noise in place of a generator, with the other baselines, by every protocol."""
-        from sfumato.data import Images
-        from sfumato.evaluation.image_sets import uniform_noise
-        from sfumato.evaluation.results import SYNTHETIC
-
         private_folder(self.conditions.out)
         train, test = read_images(self.conditions.data)
         digest = content_hash(train, test)
@@ -154,16 +147,12 @@ class Baselines:
 
 def release_for(folder: Path, variant: SamplingVariant) -> Release:
     """The release of a run's folder, with the parameters of a sampling variant."""
-    from sfumato.methods.registry import load
-
     release = load(folder / "release")
     return release.with_parameters(variant.parameters) if variant.parameters else release
 
 
 def train_release(training: TrainingSpec, conditions: Conditions, train: Images) -> None:
     """Leave a finished run in the training's folder: new, resumed, or started again where a crash took an answer."""
-    from sfumato.privacy.curator import AnswerLost
-
     folder = training.folder(conditions.out)
     if (folder / "release").exists():
         return
@@ -179,8 +168,6 @@ def train_release(training: TrainingSpec, conditions: Conditions, train: Images)
 
 
 def _train(training: TrainingSpec, conditions: Conditions, train: Images) -> None:
-    from sfumato.data import PrivateImages
-    from sfumato.training.run import RunOptions, train_run
 
     folder, method = training.folder(conditions.out), training.method
     options = RunOptions(
@@ -233,10 +220,6 @@ def evaluated(
     only: str | None = None,
 ) -> dict[str, Any]:
     """An evaluation by the protocol; with the baselines where the images come from no release, or one row ``only``."""
-    from sfumato.data import Images
-    from sfumato.evaluation.evaluate import evaluate
-    from sfumato.evaluation.features import default_folder
-
     return evaluate(
         synthetic,
         train,
@@ -248,10 +231,7 @@ def evaluated(
         feature_images=evaluation.feature_images,
         cache=default_folder(),
         with_inception=evaluation.with_inception(number),
-        inception_head=evaluation.inception_head,
         baselines=isinstance(synthetic, Images),
         only=only,
-        bfloat16=evaluation.bfloat16,
-        together=evaluation.together,
         real_validation=read_validation(conditions.data),
     ).to_json()

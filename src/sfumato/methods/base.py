@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from sfumato.release.release import Release
 from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training.run import RunOptions, train
 
+Network = TypeVar("Network", bound=nn.Module)
 _CHOSEN_ON: Mapping[str, str] = {
     "dp-diffusion": "drawn digits",
     "dp-lflow": "MNIST and Fashion-MNIST",
@@ -67,6 +68,10 @@ def tuned_remark(candidates: int) -> str:
     )
 
 
+class UnknownSetting(TypeError, ValueError):
+    """A setting that the method does not have: a wrong call in Python, a wrong value on the command line."""
+
+
 @dataclass(frozen=True)
 class Method(ABC):
     """A method that learns a generator from noisy answers about private records.
@@ -94,6 +99,12 @@ class Method(ABC):
 
     variant: str = "certified"
 
+    def __new__(cls, *values: Any, **settings: Any) -> Self:
+        """Refuse unknown settings here, where the nearest known one can be named."""
+        for key in settings:
+            cls._check_known(key)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         if self.variant == "certified":
             object.__setattr__(self, "variant", next(iter(self.variants)))
@@ -119,9 +130,13 @@ class Method(ABC):
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
         """Train on the Curator's answers; return the network, and the noisy class counts if it asked for them."""
 
-    @abstractmethod
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        """One image in 0..1 for each label, with torch's global generator, which is public here."""
+        """One image in 0..1 for each label, with torch's global generator, which is public here.
+
+        By default the network draws them from the labels.
+        """
+        images: Tensor = model(labels)
+        return images
 
     def claim(self) -> dict[str, Any] | None:
         """The ε that its authors claim for the same noise: ``epsilon``, ``delta`` and ``by``. Pages strike it out."""
@@ -203,6 +218,11 @@ class Method(ABC):
         return settings_remark(self.name, self.parameters(), defaults)
 
     @classmethod
+    def as_in_the_paper(cls, **changes: Any) -> Self:
+        """The settings of its paper, as far as they are known, with these changes."""
+        return cls.configured({**cls.preset("paper"), **changes})
+
+    @classmethod
     def preset(cls, name: str) -> Mapping[str, Any]:
         """The settings of a preset; the only one is ``paper``."""
         if name != "paper":
@@ -212,15 +232,27 @@ class Method(ABC):
         return cls.paper_settings
 
     @classmethod
+    def _check_known(cls, key: str) -> None:
+        known = [field.name for field in fields(cls)]
+        if key not in known:
+            raise UnknownSetting(f"{cls.name} has no parameter {key!r}; {_nearest(key, known)}")
+
+    @classmethod
     def configured(cls, settings: Mapping[str, Any]) -> Self:
         """A method from settings as a command line or a TOML file gives them; an unknown key is an error."""
         hints = _field_types(cls)
         values: dict[str, Any] = {}
         for key, value in settings.items():
-            if key not in hints:
-                raise ValueError(f"{cls.name} has no parameter {key!r}; {_nearest(key, hints)}")
+            cls._check_known(key)
             values[key] = _convert(key, value, hints[key])
         return cls(**values)
+
+
+def expected(model: nn.Module, kind: type[Network]) -> Network:
+    """The network, which must be of this kind."""
+    if not isinstance(model, kind):
+        raise TypeError(f"a {kind.__name__} is needed, not {type(model).__name__}")
+    return model
 
 
 def check_ema_decay(decay: float) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods.base import Method, check_choices, check_ema_decay
+from sfumato.methods.base import Method, check_choices, check_ema_decay, expected
 from sfumato.methods.parts.record_posteriors import (
     Decode,
     LatentGenerator,
@@ -260,6 +260,5 @@ class DP2VAE(Method):
         return bernoulli_nll(model(code, labels), images)
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        if not isinstance(model, LatentGenerator):
-            raise TypeError(f"a decoder with a prior is needed, not {type(model).__name__}")
+        model = expected(model, LatentGenerator)
         return torch.sigmoid(decoder_for(model.decoder, labels)(model.draw(labels, temperature=self.temperature)))

@@ -11,16 +11,18 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods.base import Method, Shape, check_choices, check_ema_decay
-from sfumato.methods.parts.sub_curator import prefixed, sub_curator, with_share
-from sfumato.methods.parts.teacher import guided, teacher_query, train_teacher
+from sfumato.methods.base import Method, Shape, check_choices, check_ema_decay, expected
+from sfumato.methods.parts.teacher import TEACHER, guided, teacher_query, train_teacher
 from sfumato.methods.parts.warm_start import (
     LATENT_METHODS,
     Draw,
-    PublicTraining,
     filtered,
     latent_method,
+    prefixed,
     public_images,
+    sub_curator,
+    train_on_public_images,
+    with_share,
 )
 from sfumato.networks.edm import Denoiser, UNet, half_precision, heun, log_normal_sigma
 from sfumato.networks.features import ScatteringClassifier
@@ -190,7 +192,7 @@ class DPDiffusion(Method):
         return (SubsampledGaussian(_COUNTS, (block,)),) if self.teacher_share else ()
 
     def _teacher_query(self) -> tuple[SubsampledGaussian, ...]:
-        query = teacher_query(sampling_rate=self.teacher_sampling_rate, steps=self.teacher_steps)
+        query = teacher_query(TEACHER, sampling_rate=self.teacher_sampling_rate, steps=self.teacher_steps)
         return (query,) if self.teacher_share else ()
 
     def _latent_queries(self) -> tuple[SubsampledGaussian, ...]:
@@ -217,7 +219,7 @@ class DPDiffusion(Method):
         if released.teacher is not None:
             counts = curator.noisy_histogram(_COUNTS)
             batch = self.teacher_sampling_rate * counts.total
-            train_teacher(curator, released.teacher, batch=batch, learning_rate=self.teacher_learning_rate)
+            train_teacher(curator, TEACHER, released.teacher, batch=batch, learning_rate=self.teacher_learning_rate)
         draw = None
         if self.warm_start == "latent":
             latent = self._latent_method()
@@ -230,10 +232,11 @@ class DPDiffusion(Method):
     def _warm_start(self, curator: Curator, model: Denoiser, draw: Draw | None) -> None:
         """Train on samples of the latent generator and on procedural images; no private image is used."""
         images, labels = public_images(curator, draw, count=self.public_images, procedural_share=self.procedural_share)
-        settings = PublicTraining(self.public_steps, self.public_batch_size, self.public_learning_rate)
         # A copy, because the training may change how weights lie in memory, and the model's are views of one vector.
         trained = deepcopy(model)
-        settings.train(curator, trained, images, labels, self._sigma)
+        sizes = {"steps": self.public_steps, "batch": self.public_batch_size}
+        rate = self.public_learning_rate
+        train_on_public_images(curator, trained, images, labels, self._sigma, learning_rate=rate, **sizes)
         model.load_state_dict(trained.state_dict())
 
     def _train(self, curator: Curator, model: Denoiser, draw: Draw | None) -> None:
@@ -273,8 +276,7 @@ class DPDiffusion(Method):
     # Sampling
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        if not isinstance(model, TaughtDiffusion):
-            raise TypeError(f"a TaughtDiffusion is needed, not {type(model).__name__}")
+        model = expected(model, TaughtDiffusion)
         half = self.bfloat16 and labels.device.type == "cuda"
         denoiser = half_precision(model.denoiser) if half else model.denoiser
         draw = functools.partial(self._draw, denoiser, model.teacher)

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sfumato.methods.base import Method, check_ema_decay
-from sfumato.methods.parts.label_filter import (
+from sfumato.methods.base import Method, check_ema_decay, expected
+from sfumato.methods.parts.teacher import (
+    LABEL_FILTER,
     FilteredGenerator,
-    label_filter_query,
     rejection_sample,
-    train_label_filter,
+    teacher_query,
+    train_teacher,
 )
 from sfumato.networks.features import LabelFilter
 from sfumato.networks.flows import RealNVP
@@ -136,11 +137,6 @@ class DPLFlow(Method):
         options: dict[str, Any] = {"ema_decay": 0.5, "count_noise": 5.0, "filter_steps": 2, "claimed_epsilon": 1.0}
         return cls(variant=variant, sampling_rate=sampling_rate, steps=steps, **sizes, **options)
 
-    @classmethod
-    def as_in_the_paper(cls, variant: str = "published", *, claimed_epsilon: float = 10.0) -> Self:
-        """The authors' settings for 28×28 grey images, as far as the paper and the script give them."""
-        return cls.configured({**cls.paper_settings, "variant": variant, "claimed_epsilon": claimed_epsilon})
-
     def queries(self) -> tuple[SubsampledGaussian, ...]:
         """Class counts, the label filter's gradients and the models' gradients."""
         gradient = Block("gradient")
@@ -152,8 +148,8 @@ class DPLFlow(Method):
         train = SubsampledGaussian(_TRAIN, (gradient,), sampling_rate=self.sampling_rate, steps=self.steps)
         if not self._filtered:
             return counts, train
-        label_filter = label_filter_query(
-            sampling_rate=self.sampling_rate, steps=self.filter_steps, noise_multiplier=self.filter_noise
+        label_filter = teacher_query(
+            LABEL_FILTER, sampling_rate=self.sampling_rate, steps=self.filter_steps, noise_multiplier=self.filter_noise
         )
         return counts, label_filter, train
 
@@ -168,7 +164,6 @@ class DPLFlow(Method):
         return {"epsilon": self.claimed_epsilon, "delta": 1e-5, "by": self.paper}
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
-        """The models of all classes, with the label filter where there is one."""
         models = self._models(shape, classes)
         return FilteredGenerator(models, LabelFilter(shape, classes)) if self._filtered else models
 
@@ -188,7 +183,9 @@ class DPLFlow(Method):
         if isinstance(released, FilteredGenerator):
             released.label_filter.requires_grad_(True)
             batch = self.sampling_rate * counts.total
-            train_label_filter(curator, released.label_filter, batch=batch, learning_rate=self.filter_learning_rate)
+            train_teacher(
+                curator, LABEL_FILTER, released.label_filter, batch=batch, learning_rate=self.filter_learning_rate
+            )
         trained = self._train(curator)
         _generator(released).load_state_dict(trained.state_dict())
         return released, counts
@@ -233,9 +230,9 @@ class DPLFlow(Method):
 
     def _draw(self, model: nn.Module, labels: Tensor) -> Tensor:
         if not isinstance(model, PerClass):
-            return _latent_flow(model).draw(labels, temperature=self.temperature)
+            return expected(model, LatentFlow).draw(labels, temperature=self.temperature)
         parts = [
-            _latent_flow(model[int(label)]).draw(labels[labels == label], temperature=self.temperature)
+            expected(model[int(label)], LatentFlow).draw(labels[labels == label], temperature=self.temperature)
             for label in labels.unique()
         ]
         return torch.cat(parts)[labels.argsort(stable=True).argsort()]  # back into the order of the labels
@@ -244,18 +241,11 @@ class DPLFlow(Method):
         """Exact log-density of each image's latent code under each class, ``[B, classes]``."""
         model = _generator(model)
         if isinstance(model, PerClass):
-            return torch.stack([_latent_flow(inner).log_density(images) for inner in model.models], dim=1)
-        single = _latent_flow(model)
+            return torch.stack([expected(inner, LatentFlow).log_density(images) for inner in model.models], dim=1)
+        single = expected(model, LatentFlow)
         numbers = torch.arange(single.flow.labels, device=images.device)
         return torch.stack([single.log_density(images, label.expand(len(images))) for label in numbers], dim=1)
 
 
 def _generator(model: nn.Module) -> nn.Module:
-    """The model without its label filter."""
     return model.generator if isinstance(model, FilteredGenerator) else model
-
-
-def _latent_flow(model: nn.Module) -> LatentFlow:
-    if not isinstance(model, LatentFlow):
-        raise TypeError(f"a latent flow is needed, not {type(model).__name__}")
-    return model

@@ -87,7 +87,3 @@ class DPMERF(Method):
             optimizer.step()
             schedule.step()
         return model, counts
-
-    def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        images: Tensor = model(labels)
-        return images

@@ -107,7 +107,6 @@ class DPMixture(Method):
         return tuple(found)
 
     def build(self, shape: Shape, classes: int) -> FinishedGenerator:
-        """The mixture, the tone and the teacher."""
         mixture = ClassMixtures(
             shape, classes, highest=self.frequencies, directions=self.directions, centres=self.centres
         )

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods.base import Method
+from sfumato.methods.base import Method, expected
 from sfumato.networks.flows import RealNVP
 from sfumato.networks.pixels import Shape, valid_pixels
 from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
@@ -92,6 +92,4 @@ class DPRealNVP(Method):
         return -model.log_density(dequantised, labels) / model.flow.dimensions
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        if not isinstance(model, PixelFlow):
-            raise TypeError(f"a flow on pixels is needed, not {type(model).__name__}")
-        return model.draw(labels, temperature=self.temperature)
+        return expected(model, PixelFlow).draw(labels, temperature=self.temperature)

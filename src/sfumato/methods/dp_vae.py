@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods.base import Method, check_ema_decay
+from sfumato.methods.base import Method, check_ema_decay, expected
 from sfumato.networks.pixels import Shape, one_hot
 from sfumato.networks.vae import LOG_STD_MAX, LOG_STD_MIN, Autoencoder, bernoulli_nll
 from sfumato.privacy import Block, Counts, Curator, SubsampledGaussian
@@ -102,8 +102,7 @@ class DPVAE(Method):
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
         """Images of codes from the standard normal distribution."""
-        if not isinstance(model, ConditionalVAE):
-            raise TypeError(f"a conditional VAE is needed, not {type(model).__name__}")
+        model = expected(model, ConditionalVAE)
         weight = model.decode_first.weight
         code = self.temperature * torch.randn(len(labels), self.latent_dim, device=weight.device, dtype=weight.dtype)
         return torch.sigmoid(model.decode_for(code, labels))

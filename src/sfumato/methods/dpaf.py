@@ -151,11 +151,6 @@ class DPAF(Method):
             public_iterations=2,
         )
 
-    @classmethod
-    def as_in_the_paper(cls, variant: str = "certified") -> Self:
-        """The paper's adversarial training, at settings under which its signal survives the noise."""
-        return cls.configured({**cls.paper_settings, "variant": variant})
-
     def queries(self) -> tuple[SubsampledGaussian, ...]:
         """The aggregates, with the front's gradients and those of a classifier where wanted."""
         share = self.gradient_share
@@ -252,10 +247,6 @@ class DPAF(Method):
 
         for step in curator.steps(_CLASSIFIER, keep={"classifier": model, "classifier optimizer": optimizer}):
             step.noisy_gradient(_GRADIENT, model, loss, clip_norm=self.clip_norm).apply(optimizer)
-
-    def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        images: Tensor = model(labels)
-        return images
 
 
 class _Classifier(nn.Module):

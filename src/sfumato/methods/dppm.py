@@ -11,15 +11,16 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods.base import check_choices, check_ema_decay
+from sfumato.methods.base import check_choices, check_ema_decay, expected
 from sfumato.methods.parts.class_gaussians import covariance_event, fit_gaussians, mean_event
-from sfumato.methods.parts.label_filter import (
-    FilteredGenerator,
-    label_filter_query,
-    rejection_sample,
-    train_label_filter,
-)
 from sfumato.methods.parts.score_sampling import ScoreSampling, randomised_response, sliced_loss
+from sfumato.methods.parts.teacher import (
+    LABEL_FILTER,
+    FilteredGenerator,
+    rejection_sample,
+    teacher_query,
+    train_teacher,
+)
 from sfumato.networks.features import LabelFilter
 from sfumato.networks.pixels import Shape, per_row, valid_pixels
 from sfumato.networks.score import ScoreNetwork
@@ -112,7 +113,7 @@ class DPPM(ScoreSampling):
         if self.covariance_noise > 0:
             events.append(covariance_event(self.covariance_noise))
         if self.filter_steps:
-            events.append(label_filter_query(sampling_rate=self.sampling_rate, steps=self.filter_steps))
+            events.append(teacher_query(LABEL_FILTER, sampling_rate=self.sampling_rate, steps=self.filter_steps))
         train = SubsampledGaussian(_TRAIN, (Block(_GRADIENT),), sampling_rate=self.sampling_rate, steps=self.steps)
         return (*events, train)
 
@@ -142,7 +143,9 @@ class DPPM(ScoreSampling):
         )
         if isinstance(released, FilteredGenerator):
             batch = self.sampling_rate * counts.total
-            train_label_filter(curator, released.label_filter, batch=batch, learning_rate=self.filter_learning_rate)
+            train_teacher(
+                curator, LABEL_FILTER, released.label_filter, batch=batch, learning_rate=self.filter_learning_rate
+            )
         self._train(curator, score)
         return released, counts
 
@@ -204,7 +207,4 @@ class DPPM(ScoreSampling):
 
 
 def _score(model: nn.Module) -> ScoreNetwork:
-    network = model.generator if isinstance(model, FilteredGenerator) else model
-    if not isinstance(network, ScoreNetwork):
-        raise TypeError(f"a score network is needed, not {type(network).__name__}")
-    return network
+    return expected(model.generator if isinstance(model, FilteredGenerator) else model, ScoreNetwork)

@@ -167,14 +167,8 @@ class GSWGAN(Method):
             **sizes,
         )
 
-    @classmethod
-    def as_in_the_paper(cls, variant: str = "published") -> Self:
-        """The authors' settings, as far as they apply to this network."""
-        return cls.configured({**cls.paper_settings, "variant": variant})
-
     @property
     def shard_clip_norm(self) -> float:
-        """The clip norm of a shard's whole vector."""
         return self.clip_norm * math.sqrt(self.fakes)
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
@@ -187,7 +181,6 @@ class GSWGAN(Method):
         return counts, SubsampledGaussian(_TRAIN, (gradient,), sampling_rate=rate, steps=steps, shards=self.shards)
 
     def claim(self) -> dict[str, Any] | None:
-        """The ε of the authors' script, for its own settings."""
         if self.variant != "published" or any(getattr(self, key) != value for key, value in _PUBLISHED.items()):
             return None
         return {"epsilon": 10.0, "delta": 1e-5, "by": self.paper}
@@ -233,10 +226,6 @@ class GSWGAN(Method):
         for averaged, last in zip(average.buffers(), model.buffers(), strict=True):
             averaged.copy_(last)
         return average, counts
-
-    def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        images: Tensor = model(labels)
-        return images
 
 
 @dataclass(frozen=True)

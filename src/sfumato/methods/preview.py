@@ -93,7 +93,6 @@ class CheckpointCurator(Curator):
         yield from ()
 
     def _single(self, name: str, ask: Callable[[Step, str], Tensor]) -> Tensor:
-        """The answer that was released before."""
         stored = self._folder.answer(name)
         if stored is None:
             raise NoPreview(f"the training has not come to the part {name!r} yet")

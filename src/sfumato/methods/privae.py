@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sfumato.methods.base import Method, check_choices
+from sfumato.methods.base import Method, check_choices, expected
 from sfumato.methods.parts.divergences import CAUCHY_SCALES, CauchyMMD, Divergence, ForwardKL, gradient_of
 from sfumato.networks.pixels import Shape
 from sfumato.networks.vae import (
@@ -131,11 +131,6 @@ class PRIVAE(Method):
             count_noise=5.0,
         )
 
-    @classmethod
-    def as_in_the_paper(cls, variant: str = "published", *, claimed_epsilon: float = 10.0) -> Self:
-        """The authors' settings for Fashion-MNIST, as far as the paper gives them."""
-        return cls.configured({**cls.paper_settings, "variant": variant, "claimed_epsilon": claimed_epsilon})
-
     def queries(self) -> tuple[SubsampledGaussian, ...]:
         """Class counts and the blocks of a training step."""
         blocks: tuple[Block, ...] = (Block("gradient"),)
@@ -161,7 +156,6 @@ class PRIVAE(Method):
         return VariationalAutoencoder(shape, classes, latent_dim=self.latent_dim, hidden=self.hidden, depth=self.depth)
 
     def code_prior(self) -> Prior:
-        """The prior over latent codes."""
         return _PRIORS[self.prior](self.latent_dim)
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts]:
@@ -183,8 +177,7 @@ class PRIVAE(Method):
         return ForwardKL(self.code_prior(), floor=max(1e-3, floor))
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        if not isinstance(model, VariationalAutoencoder):
-            raise TypeError(f"a variational autoencoder is needed, not {type(model).__name__}")
+        model = expected(model, VariationalAutoencoder)
         weight = model.decode_last.weight
         return torch.sigmoid(model.decode(self.code_prior().draw(len(labels)).to(weight), labels))
 
@@ -247,7 +240,6 @@ class LossTerms:
         return self.method.alpha * self.divergence.between(self._embed(model.encode(images, labels), random))
 
     def whole(self, model: VariationalAutoencoder, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
-        """The whole loss of a batch, a scalar."""
         posterior = model.encode(images, labels)
         own = self._own(model, posterior, images, labels, random).mean()
         return own + self.method.alpha * self.divergence.between(self._embed(posterior, random))

@@ -16,6 +16,7 @@ from torch import Tensor
 from sfumato.methods.base import Method
 from sfumato.release.card import Card
 from sfumato.release.release import Release
+from sfumato.training.run import release_folder
 
 METHODS: dict[str, str] = {
     "dp-diffusion": "sfumato.methods.dp_diffusion:DPDiffusion",
@@ -23,7 +24,6 @@ METHODS: dict[str, str] = {
     "dp-merf": "sfumato.methods.dp_merf:DPMERF",
     "dp-mixture": "sfumato.methods.dp_mixture:DPMixture",
     "dp-realnvp": "sfumato.methods.dp_realnvp:DPRealNVP",
-    "dp-realnvp-published": "sfumato.methods.published.dp_realnvp:DPRealNVPPublished",
     "dp-vae": "sfumato.methods.dp_vae:DPVAE",
     "dp2-vae": "sfumato.methods.dp2_vae:DP2VAE",
     "dp2-vae-published": "sfumato.methods.published.dp2_vae:DP2VAEPublished",
@@ -63,7 +63,7 @@ def load(folder: str | Path, *, allow_custom: bool = False) -> Release:
     """The release in a folder; its method is rebuilt from the card's name and parameters.
 
     Args:
-        folder: A folder that ``Release.save`` wrote.
+        folder: A folder that ``Release.save`` wrote, or the folder of a run with such a ``release/`` in it.
         allow_custom: Import the module that the card names, if it names one. Importing runs code, so by default a
             module that is not imported yet is refused.
     """
@@ -71,7 +71,7 @@ def load(folder: str | Path, *, allow_custom: bool = False) -> Release:
     def rebuild(card: Card, tensors: Mapping[str, Tensor]) -> tuple[Method, Mapping[str, Tensor]]:
         return method_of(card, allow_custom=allow_custom), tensors
 
-    return Release.read(folder, rebuild)
+    return Release.read(release_folder(folder), rebuild)
 
 
 def method_of(card: Card, *, allow_custom: bool = False) -> Method:

@@ -30,33 +30,20 @@ IMAGES_PER_CLASS = 100
 _STEPS = 200
 
 
-@dataclass(frozen=True)
-class SyntheticClassifier:
-    """Multinomial logistic regression on synthetic images, which are public where their generator is private."""
-
-    weights: Tensor
-    bias: Tensor
-
-    @classmethod
-    def trained(cls, method: Method, generator: nn.Module, curator: Curator) -> SyntheticClassifier:
-        """Draw images of every class from ``generator`` and train on them; nothing private is read."""
-        classes = len(curator.classes)
-        labels = torch.arange(classes, device=curator.device).repeat_interleave(IMAGES_PER_CLASS)
-        with torch.no_grad():
-            images = torch.cat([method.generate(generator, part) for part in labels.split(500)]).flatten(1)
-        images = images.detach().clamp(0, 1)
-        linear = nn.Linear(images.shape[1], classes, device=images.device, dtype=images.dtype)
-        optimizer = torch.optim.Adam(linear.parameters(), lr=0.01, weight_decay=1e-3)
-        for _ in range(_STEPS):
-            optimizer.zero_grad(set_to_none=True)
-            nn.functional.cross_entropy(linear(images), labels).backward()
-            optimizer.step()
-        return cls(linear.weight.detach().t().contiguous(), linear.bias.detach())
-
-    def correct(self, images: Tensor, labels: Tensor) -> Tensor:
-        """1 for each image that is labelled correctly and 0 for the others, ``[B]``."""
-        predicted = (images.flatten(1) @ self.weights.to(images.dtype) + self.bias.to(images.dtype)).argmax(1)
-        return (predicted == labels).to(images.dtype)
+def synthetic_classifier(method: Method, generator: nn.Module, curator: Curator) -> nn.Linear:
+    """Multinomial logistic regression on images of every class from ``generator``; nothing private is read."""
+    classes = len(curator.classes)
+    labels = torch.arange(classes, device=curator.device).repeat_interleave(IMAGES_PER_CLASS)
+    with torch.no_grad():
+        images = torch.cat([method.generate(generator, part) for part in labels.split(500)]).flatten(1)
+    images = images.detach().clamp(0, 1)
+    linear = nn.Linear(images.shape[1], classes, device=images.device, dtype=images.dtype)
+    optimizer = torch.optim.Adam(linear.parameters(), lr=0.01, weight_decay=1e-3)
+    for _ in range(_STEPS):
+        optimizer.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(linear(images), labels).backward()
+        optimizer.step()
+    return linear.requires_grad_(False)
 
 
 _ACCURACY = "units labelled correctly"
@@ -109,7 +96,6 @@ class ScoredMethod(Method):
 
     @property
     def method(self) -> Method:
-        """The method that is scored."""
         return find(self.base).configured(json.loads(self.settings))
 
     def queries(self) -> tuple[SubsampledGaussian, ...]:
@@ -123,7 +109,6 @@ class ScoredMethod(Method):
         return Plan(budget, Scaling(self.noise_factor, self.scale_fixed_noise).of(self.queries()))
 
     def build(self, shape: Shape, classes: int) -> ScoredModel:
-        """The generator of the method, with a place for the counts."""
         return ScoredModel(self.method.build(shape, classes))
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
@@ -132,10 +117,12 @@ class ScoredMethod(Method):
             raise ValueError("accuracy needs at least two classes; leave out --release-accuracy")
         method = self.method
         generator, counts = method.fit_networks(curator)
-        classifier = SyntheticClassifier.trained(method, generator, curator)
+        classifier = synthetic_classifier(method, generator, curator)
+        weights, bias = classifier.weight.t().contiguous(), classifier.bias
 
         def right_and_wrong(images: Tensor, labels: Tensor, random: object) -> Tensor:
-            correct = classifier.correct(images, labels)
+            predicted = (images.flatten(1) @ weights.to(images.dtype) + bias.to(images.dtype)).argmax(1)
+            correct = (predicted == labels).to(images.dtype)
             return torch.stack([correct, 1 - correct], dim=1)
 
         model = ScoredModel(generator)
@@ -150,12 +137,10 @@ class ScoredMethod(Method):
         return release if self.noise_factor else measured_release(release)
 
     def settings_remark(self) -> str:
-        """That of the method."""
         return self.method.settings_remark()
 
 
 def _generator(release: Release) -> dict[str, Tensor]:
-    """The tensors of the method's own network."""
     state = release.model.state_dict()
     return {key.removeprefix(_GENERATOR): value for key, value in state.items() if key.startswith(_GENERATOR)}
 
@@ -337,6 +322,5 @@ class _Trial:
 
 
 def _covers(planned: Sequence[SubsampledGaussian], asked: Sequence[Any]) -> bool:
-    """Whether everything that was asked was planned, at most as often."""
     left = {event.times(1): event.steps for event in planned}
     return all(isinstance(one, SubsampledGaussian) and one.steps <= left.get(one.times(1), 0) for one in asked)

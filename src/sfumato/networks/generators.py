@@ -56,27 +56,9 @@ class Critic(nn.Module):
         self.last = nn.Linear(2 * width * size[0] * size[1], 1 + classes)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        convolve = convolution_for(images)
-        maps = F.leaky_relu(convolve(self.first, 2.0 * images - 1.0), 0.2)
-        values = self.last(F.leaky_relu(convolve(self.second, maps), 0.2).flatten(1))
+        maps = F.leaky_relu(self.first(2.0 * images - 1.0), 0.2)
+        values = self.last(F.leaky_relu(self.second(maps), 0.2).flatten(1))
         return values[:, 0] + torch.gather(values, 1, 1 + labels[:, None])[:, 0]
-
-
-def convolution_for(images: Tensor) -> Callable[[nn.Conv2d, Tensor], Tensor]:
-    """How to convolve under ``vmap``; on a GPU, which runs grouped convolutions one by one, as a product of patches."""
-    return by_patches if images.is_cuda else nn.Conv2d.__call__
-
-
-def by_patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
-    """A square convolution, padded by half its size, as one matrix product with all patches of the image."""
-    size, stride, edge = layer.kernel_size[0], layer.stride[0], layer.kernel_size[0] // 2
-    patches = F.pad(images, (edge, edge, edge, edge)).unfold(2, size, stride).unfold(3, size, stride)
-    rows, channels, height, across = patches.shape[:4]
-    flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(rows, height * across, channels * size**2)
-    product = flat @ layer.weight.flatten(1).t()
-    if layer.bias is not None:
-        product = product + layer.bias
-    return product.transpose(1, 2).reshape(rows, -1, height, across)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -194,7 +176,6 @@ class Front(nn.Module):
         self.feature_scale = math.sqrt((1.0 - paired) * (1.0 - count_share) / (1 + bool(thumbnail_size)))
 
     def layers(self, images: Tensor, labels: Tensor) -> list[Tensor]:
-        """The normalised feature maps of every layer."""
         maps = _centred(images)
         found = []
         for layer in (*self.first, *self.second):

@@ -229,7 +229,6 @@ class Pose(nn.Module):
 
     @property
     def present(self) -> bool:
-        """Whether images have a background."""
         return float(self.background) != _NO_BACKGROUND
 
 

@@ -141,7 +141,6 @@ class ScoreNetwork(nn.Module):
         return output, linear, per_row(size)
 
     def denoise(self, noisy: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
-        """The expected clean image."""
         output, linear, size = self.residual(noisy, sigma, labels)
         return linear + size * output.to(noisy.dtype)
 

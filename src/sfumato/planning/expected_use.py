@@ -75,12 +75,10 @@ class PublicFacts:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width."""
         return self.channels, self.size, self.size
 
     @property
     def values(self) -> int:
-        """Numbers in an image."""
         return math.prod(self.shape)
 
 

@@ -70,7 +70,6 @@ class Choice:
 
     @property
     def method(self) -> str:
-        """The name in the registry."""
         return self.plan.method
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from sfumato.privacy.accounting import ACCOUNTANT, calibrate, epsilon, relation
 from sfumato.privacy.budget import AnyBudget, Budget, BudgetExceeded
 from sfumato.privacy.events import SubsampledGaussian
+from sfumato.tables import aligned
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,18 @@ class Plan:
     def epsilon(self) -> float:
         """What the events cost at the budget's δ."""
         return epsilon(self.events, self.budget.delta) if isinstance(self.budget, Budget) else float("inf")
+
+    def __str__(self) -> str:
+        """What it spends, and a line for each kind of query."""
+        spent = (
+            f"ε {self.epsilon:.4g} at δ {self.budget.delta:g}" if isinstance(self.budget, Budget) else "no guarantee"
+        )
+        rows = [("query", "steps", "sampling rate", "noise multiplier", "blocks")]
+        for event in self.events:
+            blocks = ", ".join(f"{block.name} {block.noise_multiplier:.4g}" for block in event.blocks)
+            numbers = (str(event.steps), f"{event.sampling_rate:g}", f"{event.noise_multiplier:.4g}")
+            rows.append((event.name, *numbers, blocks))
+        return f"{spent}, {relation(self.events)} ({self.budget.unit})\n{aligned(rows)}"
 
     def to_json(self) -> dict[str, Any]:
         guaranteed = isinstance(self.budget, Budget)

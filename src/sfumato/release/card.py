@@ -25,6 +25,7 @@ from sfumato.release.plain_numbers import (
     guess_by_definition,
     most_recognised,
     one_in_text,
+    percent,
 )
 
 CERTIFIED, NO_GUARANTEE = "certified", "no guarantee"
@@ -154,6 +155,14 @@ class Card:
     def certified(self) -> bool:
         """Whether the release is covered by the (ε, δ) of this card."""
         return self.guarantee == CERTIFIED
+
+    @property
+    def explained(self) -> str:
+        """The sentence, and beside its bound on a guess the one that any method has at this ε."""
+        if self.epsilon is None or self.delta is None:
+            return self.sentence
+        bound = percent(guess_by_definition(self.epsilon, self.delta))
+        return f"{self.sentence} By ε and δ alone, whatever the method, it would be {bound}."
 
     def summary(self) -> Guarantee:
         """Status, ε, δ and unit, for results that are measured on the release's images."""

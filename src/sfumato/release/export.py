@@ -22,11 +22,13 @@ from sfumato.data.images import PublicImages
 from sfumato.files import new_folder, write_json
 from sfumato.privacy.distributed import World
 from sfumato.release.card import Card
+from sfumato.release.dicom import write_dicom_files
+from sfumato.release.pages import grid
 from sfumato.release.registry import write_catalogue
 from sfumato.release.release import Release
 from sfumato.release.synthetic import SyntheticImages
 
-ExportFormat = Literal["folder", "npz", "parquet"]
+ExportFormat = Literal["folder", "npz", "parquet", "dicom"]
 
 DESCRIPTION = 0x010E
 """EXIF's number of an image's description."""
@@ -51,8 +53,9 @@ def export(
         synthetic: What ``release.sample`` returned.
         path: The folder to write; it must be empty or absent.
         format: "folder" writes ``images/<class>/000000.png``; "npz" writes ``images.npz`` with images, labels and
-            classes; "parquet" writes ``images.parquet`` in Hugging Face form. ``card.json`` is beside them, with a
-            dataset card (``README.md``) and Croissant metadata (``croissant.json``) for data catalogues.
+            classes; "parquet" writes ``images.parquet`` in Hugging Face form; "dicom" writes
+            ``images/<class>/000000.dcm``, marked as synthetic. ``card.json`` is beside them, with a sheet of samples
+            (``samples.png``), a dataset card (``README.md``) and Croissant metadata (``croissant.json``).
         allow_no_guarantee: Images whose card says "no guarantee" are written only with this.
 
     Returns:
@@ -64,6 +67,7 @@ def export(
     check_export(synthetic.card, path, allow_no_guarantee=allow_no_guarantee)
     with new_folder(path) as temporary:
         _WRITERS[format](temporary, synthetic)
+        contact_sheet(synthetic).save(temporary / "samples.png", optimize=True)
         write_json(temporary / "card.json", synthetic.card.to_json(), private=False)
         write_catalogue(temporary, synthetic)
     return path
@@ -107,6 +111,18 @@ def described_guarantee(description: str) -> str | None:
     """The guarantee in the description that ``export`` gives an image, if it is one."""
     words, _, rest = description.partition(": ")
     return words.removeprefix(_SYNTHETIC) if rest and words.startswith(_SYNTHETIC) else None
+
+
+def contact_sheet(synthetic: SyntheticImages) -> Image.Image:
+    """Up to ten images of each of the first ten classes, a row for each class."""
+    order = np.argsort(synthetic.labels, kind="stable")
+    labels = synthetic.labels[order]
+    rows = [order[labels == number][:10] for number in np.unique(labels)[:10]]
+    width, blank = max(map(len, rows), default=1), np.full((1, *synthetic.images.shape[1:]), 255, np.uint8)
+    # A class with few images leaves the rest of its row white.
+    parts = [part for row in rows for part in (synthetic.images[row], np.repeat(blank, width - len(row), axis=0))]
+    images = np.concatenate(parts or [blank])
+    return grid(images, columns=width, scale=max(1, 84 // images.shape[-1]))
 
 
 def _exif(card: Card) -> bytes:
@@ -184,6 +200,7 @@ _WRITERS: dict[str, Callable[[Path, SyntheticImages], None]] = {
     "folder": _write_folder,
     "npz": _write_npz,
     "parquet": _write_parquet,
+    "dicom": write_dicom_files,
 }
 
 

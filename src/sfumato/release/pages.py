@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from PIL import Image
 
 from sfumato.release.card import Card
-from sfumato.release.plain_numbers import factor_text, level, one_in_text
+from sfumato.release.plain_numbers import factor_text, guess_by_definition, level, one_in_text, percent
 from sfumato.release.registry import nist_layers
 from sfumato.release.synthetic import SyntheticImages
 
@@ -73,6 +73,7 @@ def render_card(template: str, card: Card, *, folders: Sequence[Path] = (), **va
     plain: dict[str, Any] = {}
     if card.epsilon is not None and card.delta is not None:
         plain = {"level": level(card.epsilon), "factor": factor_text(card.epsilon), "one_in": one_in_text(card.delta)}
+        plain["any_method"] = percent(guess_by_definition(card.epsilon, card.delta))
     plain |= {"layers": nist_layers(card), "sentence": _sentence(card), "made": _made(card)}
     return render(template, folders=folders, card=card, **plain, **values)
 

@@ -73,6 +73,43 @@ def level(epsilon: float) -> Level:
     return Level("weak", "ε above 10")
 
 
+LEVELS = (
+    'Strong, reasonable and weak are the tiers of Ponomareva et al., "How to DP-fy ML". From about ε 3 on the bound '
+    "alone leaves an attacker with nearly everything, and calling it reasonable rests on known attacks, which reach "
+    "much less."
+)
+"""What the names of the levels mean, for wherever they are listed."""
+
+
+def percent(share: float) -> str:
+    """A bound in per cent, rounded up; a share below 1 is never shown as 100 %.
+
+    >>> percent(0.7311), percent(0.99995), percent(1.0)
+    ('73.2 %', '> 99.9 %', '100 %')
+    """
+    shown = math.ceil(1000 * share * (1 - 1e-12)) / 10
+    return "100 %" if share >= 1 else "> 99.9 %" if shown >= 100 else f"{shown:.1f} %"
+
+
+def of_hundred(share: float) -> int:
+    """A bound as a number of a hundred guesses, rounded up."""
+    return min(100, math.ceil(100 * share * (1 - 1e-12)))
+
+
+def guesses_text(epsilon: float, delta: float, unit: str, guess: float | None = None) -> str:
+    """What an ε means for a guess about one unit: by ε and δ alone, and by the noise of one method where it is known.
+
+    >>> guesses_text(1.0, 1e-5, "person", 0.553)
+    'Whether a given person was in the collection can be guessed rightly half the time by chance; at ε 1 at most \
+73.2 % of the time, whatever the method; with the noise of this one at most 55.3 %'
+    """
+    text = (
+        f"Whether a given {unit} was in the collection can be guessed rightly half the time by chance; at ε "
+        f"{epsilon:g} at most {percent(guess_by_definition(epsilon, delta))} of the time, whatever the method"
+    )
+    return text if guess is None else f"{text}; with the noise of this one at most {percent(guess)}"
+
+
 def best_guess(events: Iterable[Event]) -> float:
     """Largest probability that an attacker is right about one unit's presence, when it is present half the time.
 

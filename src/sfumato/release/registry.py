@@ -307,9 +307,11 @@ def croissant(folder: Path, synthetic: SyntheticImages) -> dict[str, Any]:
         return {**found, "distribution": [table], "recordSet": [_records(fields)]}
     if (folder / "images.npz").exists():
         return {**found, "distribution": [_file(folder, "images.npz", "application/zip")]}
-    files = {"@type": "cr:FileSet", "@id": "images", "name": "images", "encodingFormat": "image/png"}
-    files["includes"] = "images/*/*.png"
-    fields = [_of_file("image", "sc:ImageObject", {"fileProperty": "content"}), _of_path("label")]
+    kind = "dcm" if next(folder.glob("images/*/*.dcm"), None) else "png"
+    encoding = {"dcm": "application/dicom", "png": "image/png"}[kind]
+    files = {"@type": "cr:FileSet", "@id": "images", "name": "images", "encodingFormat": encoding}
+    files["includes"] = f"images/*/*.{kind}"
+    fields = [_of_file("image", "sc:ImageObject", {"fileProperty": "content"}), _of_path("label", kind)]
     return {**found, "distribution": [files], "recordSet": [_records(fields)]}
 
 
@@ -352,9 +354,9 @@ def _of_file(name: str, kind: str, extract: dict[str, str], **more: Any) -> dict
     return {"@type": "cr:Field", "@id": f"records/{name}", "name": name, "dataType": kind, "source": source}
 
 
-def _of_path(name: str) -> dict[str, Any]:
+def _of_path(name: str, kind: str) -> dict[str, Any]:
     """The label is the name of the folder that holds the file."""
-    return _of_file(name, "sc:Text", {"fileProperty": "fullpath"}, transform={"regex": "([^/]+)/[^/]+\\.png$"})
+    return _of_file(name, "sc:Text", {"fileProperty": "fullpath"}, transform={"regex": rf"([^/]+)/[^/]+\.{kind}$"})
 
 
 def _records(fields: list[dict[str, Any]]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from sfumato.release.card import Card
 from sfumato.release.pages import card_page
 from sfumato.release.signature import SigningKey
 from sfumato.release.synthetic import SyntheticImages
+from sfumato.tables import aligned
 
 WEIGHTS = "model.safetensors"
 
@@ -89,6 +90,22 @@ class Release:
 
     def __repr__(self) -> str:
         return f"Release({self.card.method}, {self.card.variant}, {self.card.guarantee})"
+
+    def __str__(self) -> str:
+        """What is guaranteed, and what it draws."""
+        card, shape = self.card, "×".join(map(str, self.shape))
+        promise = card.guarantee
+        if card.certified:
+            promise += f": ε {card.epsilon:g} at δ {card.delta:g} for each {card.unit}, {card.relation}"
+        names = ", ".join(self.classes[:10]) + (", …" if len(self.classes) > 10 else "")
+        rows = [
+            ("guarantee", promise),
+            ("method", f"{card.method} ({card.variant}), {card.paper}"),
+            ("images", f"{shape} (channels × height × width)"),
+            ("classes", f"{len(self.classes)}: {names}"),
+            ("made", f"{card.made}, run {card.run}"),
+        ]
+        return f"{aligned(rows)}\n{card.explained}"
 
     def sample(
         self,

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from sfumato.release.card import Card
+
+if TYPE_CHECKING:
+    from sfumato.release.export import ExportFormat
 
 
 @dataclass(frozen=True, eq=False)
 class SyntheticImages:
     """Images drawn from a release. They carry its card, so that the guarantee goes wherever they go.
 
-    ``images, labels = release.sample(100)`` unpacks the two arrays.
+    ``images, labels = release.sample(100)`` unpacks the two arrays, and ``synthetic[3]`` is an image in 0..1 with its
+    label, so that ``torch.utils.data.DataLoader(synthetic)`` gives batches as of any other data set.
 
     Attributes:
         images: Pixels, ``uint8 [N, C, H, W]``.
@@ -44,6 +53,41 @@ class SyntheticImages:
     def __len__(self) -> int:
         return len(self.images)
 
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        """One image, a float tensor ``[C, H, W]`` in 0..1, and its class number."""
+        return torch.from_numpy(np.array(self.images[row])).float() / 255, int(self.labels[row])
+
     def __iter__(self) -> Iterator[np.ndarray]:
         """Iterate over the two arrays, not over the images: ``images, labels = synthetic``."""
         return iter((self.images, self.labels))
+
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self.images.shape[1:]))
+        return f"SyntheticImages({len(self):,} of {shape}, {len(self.classes)} classes, {self.card.guarantee})"
+
+    def to_torch(self) -> TensorDataset:
+        """Images ``[N, C, H, W]`` in 0..1 and labels, as one ``TensorDataset``, for training that fits into memory."""
+        labels = torch.from_numpy(np.asarray(self.labels, dtype=np.int64))
+        return TensorDataset(torch.from_numpy(self.images).float() / 255, labels)
+
+    def to_hf(self) -> Any:
+        """A Hugging Face ``Dataset`` with the columns ``image`` and ``label``; its description has the guarantee."""
+        try:
+            import datasets
+        except ImportError:
+            raise ImportError("to_hf() needs the package datasets: pip install datasets") from None
+        features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=list(self.classes)))
+        pictures = [image[0] if len(image) == 1 else np.moveaxis(image, 0, -1) for image in self.images]
+        rows = {"image": pictures, "label": self.labels.tolist()}
+        return datasets.Dataset.from_dict(
+            rows, features=features, info=datasets.DatasetInfo(description=self.card.sentence, features=features)
+        )
+
+    def save(self, path: str | Path, *, format: ExportFormat = "folder") -> Path:
+        """Write the images and their card into a new folder (``sfumato.release.export``).
+
+        ``load_dataset("imagefolder", data_dir=path / "images")`` of Hugging Face reads what "folder" writes.
+        """
+        from sfumato.release.export import export
+
+        return export(self, path, format=format)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,12 +25,11 @@ from sfumato.privacy.events import RawAccess
 from sfumato.release import Release
 from sfumato.release.card import FALSE_ALARMS, Card
 from sfumato.release.pages import data_address, grid, render, render_card
-from sfumato.release.plain_numbers import recognised_by_definition
+from sfumato.release.plain_numbers import guesses_text, of_hundred, percent, recognised_by_definition
 from sfumato.report.chart import (
     Bar,
     Point,
     Series,
-    Table,
     bars,
     counts_text,
     curve,
@@ -54,17 +52,6 @@ def not_private_page(title: str, body: str) -> str:
 def render_not_private(template: str, *, title: str, **values: Any) -> str:
     """A page by a template that extends ``not_private.html.jinja``."""
     return render(template, folders=(TEMPLATES,), title=title, **values)
-
-
-def percent_up(value: float) -> str:
-    """A share in per cent, rounded up; a share below 1 is never shown as 100."""
-    shown = math.ceil(1000 * value * (1 - 1e-12)) / 10
-    return "100" if value >= 1 else "> 99.9" if shown >= 100 else f"{shown:.1f}"
-
-
-def guesses_right(card: Card) -> int:
-    """Of a hundred guesses about one unit's presence, at most so many can be right."""
-    return math.ceil(100 * card.best_guess * (1 - 1e-12))
 
 
 def recognised(card: Card) -> list[tuple[int, float]]:
@@ -91,10 +78,11 @@ def attack_bounds(card: Card) -> AttackBounds | None:
     """The bounds of a certified card; ``None`` where nothing bounds an attacker."""
     if not card.certified:
         return None
-    right = guesses_right(card)
+    right = of_hundred(card.best_guess)
     label = f"Of 100 guesses, 50 are right by chance and at most {right} in all"
-    shares = [(often, percent_up(share)) for often, share in recognised(card)]
-    return AttackBounds(percent_up(card.best_guess), dots(common=50, added=right - 50, label=label), shares)
+    shares = [(often, percent(share)) for often, share in recognised(card)]
+    text = guesses_text(card.epsilon or 0.0, card.delta or 0.0, card.unit, card.best_guess)
+    return AttackBounds(text, dots(common=50, added=right - 50, label=label), shares)
 
 
 EACH = 10
@@ -136,7 +124,6 @@ class RunFolder:
 
     @property
     def release(self) -> Path:
-        """The folder of the release."""
         return release_folder(self.path)
 
     @property
@@ -151,7 +138,6 @@ class RunFolder:
         return " / ".join(parts)
 
     def card(self) -> Card:
-        """The release's card."""
         return Card.from_json(self.card_entries())
 
     def card_entries(self) -> dict[str, Any]:
@@ -241,46 +227,6 @@ def _copies(found: MemorisationSummary) -> str:
     return "no copies were found"
 
 
-@dataclass(frozen=True)
-class _Evaluation:
-    table: Table
-    note: str
-    classes: Markup | None
-    classes_note: str
-
-
-@dataclass(frozen=True)
-class _Memorisation:
-    chart: Markup
-    note: str
-
-
-@dataclass(frozen=True)
-class _SideBySide:
-    classes: tuple[str, ...]
-    real: str
-    synthetic: str
-    note: str
-
-
-@dataclass(frozen=True)
-class _RunSection:
-    title: str
-    verdict: str
-    evaluations: list[_Evaluation]
-    memorisation: _Memorisation | None
-    neighbours: str | None
-    side_by_side: _SideBySide | None
-    cost: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class _Curve:
-    protocol: str
-    data: str
-    chart: Markup
-
-
 def internal_page(runs: Sequence[RunFolder]) -> str:
     """One page for one run or for several, which then share a privacy-utility curve."""
     cards = [run.card() for run in runs]
@@ -299,10 +245,10 @@ def epsilon_text(card: Card) -> str:
     return "∞" if card.epsilon is None else f"{card.epsilon:g}"
 
 
-def _section(run: RunFolder, card: Card) -> _RunSection:
+def _section(run: RunFolder, card: Card) -> dict[str, Any]:
     evaluations = run.evaluations()
     found = next((one.memorisation for one in evaluations if one.memorisation is not None), None)
-    return _RunSection(
+    return dict(
         title=f"{run.name}: {card.method}, ε = {epsilon_text(card)}",
         verdict=verdict(card, evaluations),
         evaluations=[_evaluation(one) for one in evaluations],
@@ -313,17 +259,17 @@ def _section(run: RunFolder, card: Card) -> _RunSection:
     )
 
 
-def _side_by_side(run: RunFolder, card: Card) -> _SideBySide | None:
+def _side_by_side(run: RunFolder, card: Card) -> dict[str, Any] | None:
     found = run.side_by_side()
     if found is None:
         return None
     most = private_views.CLASSES_AT_MOST
     which = "each class" if len(card.classes) <= most else f"each of the first {most} classes"
     note = f"A row for {which}. The left images are PRIVATE; the right ones are drawn from the release."
-    return _SideBySide(card.classes[:most], *found, note)
+    return dict(classes=card.classes[:most], real=found[0], synthetic=found[1], note=note)
 
 
-def _curves(runs: Sequence[RunFolder], cards: Sequence[Card]) -> list[_Curve]:
+def _curves(runs: Sequence[RunFolder], cards: Sequence[Card]) -> list[dict[str, Any]]:
     """A curve for each pair of protocol and data: values of different protocols never share one."""
     groups: dict[tuple[str, str], dict[tuple[str, float], list[float]]] = {}
     real: dict[tuple[str, str], tuple[str, float]] = {}
@@ -337,7 +283,7 @@ def _curves(runs: Sequence[RunFolder], cards: Sequence[Card]) -> list[_Curve]:
             groups.setdefault(key, {}).setdefault((name, card.epsilon), []).append(100 * main.mean)
             if baseline is not None:
                 real.setdefault(key, (str(main.classifier), 100 * baseline.mean))
-    return [_Curve(*key, _chart(found, real.get(key))) for key, found in groups.items()]
+    return [dict(protocol=key[0], data=key[1], chart=_chart(found, real.get(key))) for key, found in groups.items()]
 
 
 def _chart(found: dict[tuple[str, float], list[float]], real: tuple[str, float] | None) -> Markup:
@@ -353,14 +299,15 @@ def _chart(found: dict[tuple[str, float], list[float]], real: tuple[str, float] 
     )
 
 
-def _evaluation(evaluation: EvaluationResult) -> _Evaluation:
+def _evaluation(evaluation: EvaluationResult) -> dict[str, Any]:
     protocol = evaluation.protocol
     note = (
         f"Protocol {protocol.name} ({protocol.papers}), data {evaluation.data}, seeds "
         f"{', '.join(map(str, evaluation.seeds))}. {counts_text(evaluation.counts)}{left_out_text(evaluation.left_out)}"
     )
     chart, below = _classes(evaluation)
-    return _Evaluation(measurement_table(evaluation.measurements), note, chart, below)
+    table = measurement_table(evaluation.measurements)
+    return dict(table=table, note=note, classes=chart, classes_note=below)
 
 
 def _classes(evaluation: EvaluationResult) -> tuple[Markup | None, str]:
@@ -384,7 +331,7 @@ def _classes(evaluation: EvaluationResult) -> tuple[Markup | None, str]:
     return chart, note
 
 
-def _memorisation(summary: MemorisationSummary) -> _Memorisation:
+def _memorisation(summary: MemorisationSummary) -> dict[str, Any]:
     share = summary.share_nearer_than_one_percent_of_test
     chart = bars([Bar("synthetic", share, 0.01), Bar("fresh real", 0.01)], full=max(0.05, 1.2 * share))
     note = (
@@ -394,7 +341,7 @@ def _memorisation(summary: MemorisationSummary) -> _Memorisation:
         f"real test images {summary.median_distance_of_test:.3f} (root mean square on 0..1). This finds copies; "
         "finding none proves nothing. The guarantee rests on the ledger."
     )
-    return _Memorisation(chart, note)
+    return dict(chart=chart, note=note)
 
 
 def _cost(cost: dict[str, Any] | None, card: Card) -> list[tuple[str, str]]:

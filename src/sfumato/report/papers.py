@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any
 
-from sfumato.experiments.gather import OWN_DISTANCE
-from sfumato.experiments.papers.entries import REPETITIONS, Entry, Figure, Paper, Value
-from sfumato.experiments.papers.result import Compared, EntryRow, compared, entry_name
+from sfumato.experiments.entries import REPETITIONS, Entry, Figure, Paper, Value
+from sfumato.experiments.layout import OWN_DISTANCE, Line
+from sfumato.experiments.reproduction import Compared, compared, entry_name
 from sfumato.experiments.results import Measured, ResultSet
 from sfumato.experiments.training import release_for
 from sfumato.report.chart import Point, Series, curve, figure
@@ -183,7 +183,7 @@ def _steps(result: ResultSet) -> str:
 # The page of one entry
 
 
-def entry_page(paper: Paper, entry: Entry, result: ResultSet, rows: Sequence[EntryRow]) -> str:
+def entry_page(paper: Paper, entry: Entry, result: ResultSet, rows: Sequence[Line]) -> str:
     """Every number, the figure, samples of every setting. NOT PRIVATE."""
     title = entry_name(paper, entry)
     body = [f"<h1>{escape(title)}</h1><p>{escape(entry.title)}.</p>"]
@@ -201,14 +201,14 @@ def entry_page(paper: Paper, entry: Entry, result: ResultSet, rows: Sequence[Ent
     return not_private_page(title, "".join(body))
 
 
-def _samples(row: EntryRow) -> str:
+def _samples(row: Line) -> str:
     """A row for each class, ten images of the first training."""
     if row.evaluated is None or not row.evaluated.trainings:
         return ""
     folder = row.evaluated.folders[0]
     if not (folder / "release").exists():
         return ""
-    name = f"{row.setting.name}, {row.evaluated.conditions.out.name}, ε {row.case.epsilon:g}"
+    name = f"{row.setting}, {row.evaluated.conditions.out.name}, ε {row.epsilon:g}"
     picture = sample_rows(release_for(folder, row.evaluated.variant), each=10)
     return (
         f'<figure><figcaption>{escape(name)}</figcaption><img src="{picture}" alt="Samples of {escape(name)}"></figure>'

@@ -30,8 +30,8 @@ from safetensors import safe_open
 from sfumato.methods.registry import load
 from sfumato.release import signature
 from sfumato.release.card import FALSE_ALARMS, Card
-from sfumato.release.plain_numbers import factor_text, one_in_text
-from sfumato.report.pages import RunFolder, guesses_right, percent_up, public_page, recognised
+from sfumato.release.plain_numbers import factor_text, guesses_text, of_hundred, one_in_text, percent
+from sfumato.report.pages import RunFolder, public_page, recognised
 
 FILES = {"model.safetensors", "card.json", "card.html"}
 _OPTIONAL = {signature.FILE}
@@ -225,8 +225,8 @@ def _of_card(card: Card) -> set[str]:
             found |= {str(value), f"{value:g}", f"{value:.4g}"}
     if card.certified:
         for share in (card.best_guess, *(share for _, share in recognised(card))):
-            found |= set(_NUMBER.findall(percent_up(share)))
-        found |= {f"{100 * card.best_guess:.1f}", str(guesses_right(card))}
+            found |= set(_NUMBER.findall(percent(share)))
+        found |= {f"{100 * card.best_guess:.1f}", str(of_hundred(card.best_guess))}
         found |= _plain_numbers(card)
     return found
 
@@ -234,7 +234,8 @@ def _of_card(card: Card) -> set[str]:
 def _plain_numbers(card: Card) -> set[str]:
     if card.epsilon is None or card.delta is None:
         return set()
-    return set(_NUMBER.findall(f"{factor_text(card.epsilon)} {one_in_text(card.delta)}"))
+    told = guesses_text(card.epsilon, card.delta, card.unit)
+    return set(_NUMBER.findall(f"{factor_text(card.epsilon)} {one_in_text(card.delta)} {told}"))
 
 
 def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:

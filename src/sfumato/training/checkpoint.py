@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sfumato.files import new_file, private_folder, write_file, write_json
 from sfumato.privacy import PrivateState, RunRefused
+from sfumato.privacy.distributed import World
 from sfumato.privacy.interfaces import Result, Started
 
 _HEAD = "ledger_head"
@@ -30,7 +31,8 @@ class FolderCheckpoint:
     """Safetensors files in ``folder``, owner-only, each replaced as a whole.
 
     ``seconds`` is the least time between two savings within a training loop, whose end is always saved: what came after
-    the last one is lost in a crash, and stays charged.
+    the last one is lost in a crash, and stays charged. Where several processes train together the first one reads and
+    writes the files; they hold nothing about the processes, so that a run goes on with any number of them.
     """
 
     def __init__(self, folder: str | Path, *, seconds: float = 10.0) -> None:
@@ -40,7 +42,6 @@ class FolderCheckpoint:
 
     @property
     def started(self) -> Started | None:
-        """The run that was started here, if one was."""
         path = self.folder / "run.json"
         if not path.exists():
             return None
@@ -69,6 +70,8 @@ class FolderCheckpoint:
 
     def charged(self, length: int, digest: str) -> None:
         """Remember the ledger's head. One short write without a flush: a killed process does not lose it."""
+        if not World.current().first:
+            return
         descriptor = os.open(self.folder / _HEAD, os.O_CREAT | os.O_WRONLY, 0o600)
         try:
             os.pwrite(descriptor, f"{length:020d} {digest}".encode(), 0)
@@ -89,7 +92,6 @@ class FolderCheckpoint:
         return (channels, height, width), tuple(facts["classes"])
 
     def result(self, run: str) -> Result | None:
-        """What the run had learnt when it ended, if that was kept."""
         path = self._path("result", run)
         if not path.exists():
             return None
@@ -99,6 +101,8 @@ class FolderCheckpoint:
 
     def save_result(self, run: str, result: Result) -> None:
         """Keep what the run has learnt until its release is written."""
+        if not World.current().first:
+            return
         # Parameters may be views of one vector, which a file cannot hold.
         tensors = {name: tensor.detach().clone() for name, tensor in result.tensors.items()}
         self._write(self._path("result", run), tensors, {"counts": result.counts, "answers": dict(result.answers)})
@@ -110,33 +114,38 @@ class FolderCheckpoint:
 
     def save_card(self, run: str, card: str) -> None:
         """Keep the card until the release is written."""
-        write_file(self.folder / f"card {run}.json", card, private=True)
+        if World.current().first:
+            write_file(self.folder / f"card {run}.json", card, private=True)
 
     def delete(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def restore(self, name: str, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> int:
         """Put the kept objects back as they were at the last saving; the number of steps they have seen."""
-        content = self.steps_file(name)
-        return restored(content, keep, states) if content else 0
-
-    def steps_file(self, name: str) -> bytes:
-        """The file that ``save`` wrote for this training loop, or nothing."""
-        return _content(self._path("steps", name))
-
-    @property
-    def due(self) -> bool:
-        """Whether enough time has passed since the last saving."""
-        return time.monotonic() - self._saved_at >= self.seconds
+        content = _content(self._path("steps", name))
+        if not content:
+            return 0
+        tensors, structure = _parsed(content)
+        for key, target in keep.items():
+            target.load_state_dict(_unpack(structure["keep"][key], tensors))
+        for state in states:
+            state._restore(tensors[f"state {state.name}"], structure["records"][state.name])
+        return int(structure["done"])
 
     def save(
         self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState], *, last: bool
     ) -> None:
-        if keep and (last or self.due):
-            self.write(name, done, keep, states)
-
-    def write(self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> None:
-        """Save now."""
+        if not keep:
+            return
+        world, states = World.current(), list(states)
+        # The clock of the first process decides; the others must know where their private state is asked for.
+        if not (last or (world.from_first(lambda: self.due) if states else self.due)):
+            return
+        if world.size > 1:
+            for state in states:
+                state._gather(world)
+        if not world.first:
+            return
         tensors: dict[str, Tensor] = {}
         packed = {key: _pack(target.state_dict(), tensors) for key, target in keep.items()}
         records = {}
@@ -147,15 +156,17 @@ class FolderCheckpoint:
 
     def answer(self, name: str) -> Tensor | None:
         """A released answer, if it was given before the crash: no second question, no second charge."""
-        content = self.answer_file(name)
-        return stored_answer(content) if content else None
-
-    def answer_file(self, name: str) -> bytes:
-        """The file that ``save_answer`` wrote, or nothing."""
-        return _content(self._path("answer", name))
+        content = _content(self._path("answer", name))
+        return load(content)["answer"] if content else None
 
     def save_answer(self, name: str, answer: Tensor) -> None:
-        self._write(self._path("answer", name), {"answer": answer}, {})
+        if World.current().first:
+            self._write(self._path("answer", name), {"answer": answer}, {})
+
+    @property
+    def due(self) -> bool:
+        """Whether enough time has passed since the last saving."""
+        return time.monotonic() - self._saved_at >= self.seconds
 
     def _path(self, kind: str, name: str) -> Path:
         # Encoded, so that two names never share a file.
@@ -165,21 +176,6 @@ class FolderCheckpoint:
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
         with new_file(path, private=True) as temporary:
             save_file(plain, temporary, metadata={"structure": json.dumps(structure)})
-
-
-def restored(content: bytes, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> int:
-    """Put the objects of a file of ``save`` back; the number of steps they have seen."""
-    tensors, structure = _parsed(content)
-    for key, target in keep.items():
-        target.load_state_dict(_unpack(structure["keep"][key], tensors))
-    for state in states:
-        state._restore(tensors[f"state {state.name}"], structure["records"][state.name])
-    return int(structure["done"])
-
-
-def stored_answer(content: bytes) -> Tensor:
-    """The answer in a file of ``save_answer``."""
-    return load(content)["answer"]
 
 
 def _parsed(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -193,7 +189,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _content(path: Path) -> bytes:
-    return path.read_bytes() if path.exists() else b""
+    """The file as the first process has it, or nothing."""
+    world = World.current()
+    return world.broadcast(path.read_bytes() if world.first and path.exists() else b"")
 
 
 def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -1,24 +1,20 @@
-"""Trainings of several processes: setting up torch's process group, and one checkpoint for all of them."""
+"""Trainings of several processes: setting up torch's process group."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from sfumato.privacy import PrivateState
 from sfumato.privacy.distributed import ProcessesDiffer, RankLost, World
-from sfumato.privacy.interfaces import Checkpoint, Result, Started
-from sfumato.training.checkpoint import FolderCheckpoint, restored, stored_answer
 
 TIMEOUT = timedelta(minutes=30)
 """How long a process waits for one that is alive and silent. One that has ended is noticed at once."""
@@ -56,19 +52,6 @@ def process_group(device: str) -> Iterator[tuple[World, str]]:
         dist.destroy_process_group()
 
 
-class Store(Protocol):
-    """What is used of torch's stores, where the processes leave notes for each other."""
-
-    def set(self, key: str, value: str) -> None:
-        """Leave a note."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all of these notes are there."""
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Read these notes."""
-
-
 def _first_contact() -> tuple[Any, int, int]:
     """The store of all processes, this one's number, and how many there are."""
     try:
@@ -81,7 +64,7 @@ def _first_contact() -> tuple[Any, int, int]:
     return store, rank, size
 
 
-def meet(store: Store, rank: int, size: int, backend: str, *, longest: timedelta = MEETING) -> None:
+def meet(store: Any, rank: int, size: int, backend: str, *, longest: timedelta = MEETING) -> None:
     """Wait until all processes have started, and refuse those that would exchange sums in different ways.
 
     A group of processes that is set up with one of them missing, or with nccl here and gloo there, waits for
@@ -110,80 +93,3 @@ def meet(store: Store, rank: int, size: int, backend: str, *, longest: timedelta
             f"every process has a GPU of its own but processes {without} of 0 to {size - 1}. Start at most as many "
             "processes on a machine as it has GPUs, or give --device cpu"
         )
-
-
-def for_all_processes(checkpoint: FolderCheckpoint | None) -> Checkpoint | None:
-    """The checkpoint of a training in one or in several processes."""
-    world = World.current()
-    return SharedCheckpoint(checkpoint, world) if checkpoint is not None and world.size > 1 else checkpoint
-
-
-class SharedCheckpoint:
-    """One checkpoint for all processes: the first one reads and writes the files.
-
-    It holds nothing about the processes, so that a run goes on with any number of them.
-    """
-
-    def __init__(self, checkpoint: FolderCheckpoint, world: World) -> None:
-        self._checkpoint, self._world = checkpoint, world
-
-    @property
-    def started(self) -> Started | None:
-        """The run that was started here; asked by the first process."""
-        return self._checkpoint.started
-
-    def start(self, started: Started) -> None:
-        """Remember the run; called by the first process."""
-        self._checkpoint.start(started)
-
-    @property
-    def head(self) -> tuple[int, str] | None:
-        """The ledger's head after the last charge; asked by the first process."""
-        return self._checkpoint.head
-
-    def charged(self, length: int, digest: str) -> None:
-        if self._world.first:
-            self._checkpoint.charged(length, digest)
-
-    def result(self, run: str) -> Result | None:
-        """What the run had learnt; asked by the first process."""
-        return self._checkpoint.result(run)
-
-    def save_result(self, run: str, result: Result) -> None:
-        if self._world.first:
-            self._checkpoint.save_result(run, result)
-
-    def card(self, run: str) -> str | None:
-        """The card whose hash is on the ledger; asked by the first process."""
-        return self._checkpoint.card(run)
-
-    def save_card(self, run: str, card: str) -> None:
-        if self._world.first:
-            self._checkpoint.save_card(run, card)
-
-    def restore(self, name: str, keep: Mapping[str, Any], states: Iterable[PrivateState]) -> int:
-        content = self._world.broadcast(self._checkpoint.steps_file(name) if self._world.first else b"")
-        return restored(content, keep, states) if content else 0
-
-    def save(
-        self, name: str, done: int, keep: Mapping[str, Any], states: Iterable[PrivateState], *, last: bool
-    ) -> None:
-        if not keep:
-            return
-        states = list(states)
-        # The clock of the first process decides; the others must know where their private state is asked for.
-        due = last or (self._world.from_first(lambda: self._checkpoint.due) if states else self._checkpoint.due)
-        if not due:
-            return
-        for state in states:
-            state._gather(self._world)
-        if self._world.first:
-            self._checkpoint.write(name, done, keep, states)
-
-    def answer(self, name: str) -> Tensor | None:
-        content = self._world.broadcast(self._checkpoint.answer_file(name) if self._world.first else b"")
-        return stored_answer(content) if content else None
-
-    def save_answer(self, name: str, answer: Tensor) -> None:
-        if self._world.first:
-            self._checkpoint.save_answer(name, answer)

@@ -53,7 +53,6 @@ class Cost:
         }
 
     def keep(self, internal: Path) -> None:
-        """For the internal report."""
         write_json(internal / "cost.json", self.so_far(), private=True)
 
 

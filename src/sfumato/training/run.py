@@ -28,7 +28,6 @@ from sfumato.release.card import Card, make_card
 from sfumato.release.release import Release, Sampler
 from sfumato.release.signature import SigningKey
 from sfumato.training.checkpoint import FolderCheckpoint
-from sfumato.training.distributed import for_all_processes
 from sfumato.training.profiling import Cost
 
 _FREE = 256 * 2**20
@@ -121,7 +120,7 @@ def train(
         curator_type=method.curator_type,
         device=options.device,
         max_images_per_unit=options.max_images_per_unit,
-        checkpoint=for_all_processes(checkpoint),
+        checkpoint=checkpoint,
         progress=options.progress,
         seed=options.seed,
         tape=tape,
@@ -282,7 +281,6 @@ class Run:
             ledger.reserve(new_run_id(), plan.events)
 
     def facts(self) -> dict[str, Any]:
-        """The public facts that the run was begun with."""
         found: dict[str, Any] = json.loads(self._settings.read_text())
         return found
 
@@ -307,7 +305,6 @@ class Run:
         write_json(self._keys, [*map(asdict, self.kept_keys()), asdict(kept)], private=True)
 
     def kept_keys(self) -> list[KeptKey]:
-        """The keys that were kept, the first beginning first."""
         return [KeptKey(**one) for one in json.loads(self._keys.read_text())] if self._keys.exists() else []
 
     def discard_if_unspent(self) -> None:

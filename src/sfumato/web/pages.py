@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 
 from sfumato.options import ReadingOptions
 from sfumato.release.pages import page_environment, render
-from sfumato.release.plain_numbers import factor_text, level
+from sfumato.release.plain_numbers import factor_text, guess_by_definition, level, of_hundred
 from sfumato.release.release import chosen_device
 from sfumato.report.pages import TEMPLATES as REPORT_TEMPLATES
 from sfumato.web import commands, contents
@@ -65,24 +64,14 @@ class Stop:
 
 def stops(delta: float = 1e-5) -> list[Stop]:
     """What each ε of the slider means for one unit, by (ε, δ) alone."""
-    return [Stop(one, factor_text(one), level(one).name, guesses_right(one, delta)) for one in EPSILONS]
+    return [
+        Stop(one, factor_text(one), level(one).name, of_hundred(guess_by_definition(one, delta))) for one in EPSILONS
+    ]
 
 
 def stops_json() -> str:
     """The same for the script."""
     return json.dumps([[f"{one.epsilon:g}", one.factor, one.level, one.right] for one in stops()])
-
-
-def guesses_right(epsilon: float, delta: float) -> int:
-    """Of a hundred guesses about one unit's presence, at most so many can be right.
-
-    The total variation distance is at most (e^ε − 1 + 2δ)/(e^ε + 1), and a guess is right with (1 + TV)/2.
-
-    >>> guesses_right(1.0, 1e-5), guesses_right(0.1, 1e-5)
-    (74, 53)
-    """
-    grown = math.exp(epsilon)
-    return min(100, math.ceil(100 * (grown + delta) / (grown + 1)))
 
 
 class Forms:

@@ -56,12 +56,10 @@ class FeatureAggregate(nn.Module):
 
     @property
     def sizes(self) -> Tensor:
-        """Class counts to divide by."""
         return divisors(self.counts)
 
     @property
     def means(self) -> Tensor:
-        """The mean feature vector of each class."""
         return self.total / self.weight[0].clamp(min=1e-12) / self.sizes[:, None]
 
 

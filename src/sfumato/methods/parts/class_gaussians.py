@@ -98,5 +98,4 @@ def _fit_covariances(curator: Curator, gaussians: ClassGaussians, counts: Tensor
 
 
 def _clipped(rows: Tensor, clip_norm: float) -> Tensor:
-    """Rows of a larger norm are scaled to this norm."""
     return rows * (clip_norm / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1.0)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from sfumato.methods.base import Method, check_choices
+from sfumato.methods.base import Method, check_choices, expected
 from sfumato.methods.parts.record_posteriors import LatentGenerator
 from sfumato.methods.published import RawRecords
 from sfumato.networks.pixels import Shape
@@ -93,7 +93,6 @@ class DP2VAEPublished(Method):
         return ()
 
     def claim(self) -> dict[str, Any]:
-        """The paper's ε."""
         return {"epsilon": self.claimed_epsilon, "delta": _DELTA, "by": self.paper}
 
     def code_length(self, shape: Shape) -> int:
@@ -134,8 +133,7 @@ class DP2VAEPublished(Method):
         return released, None
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        if not isinstance(model, LatentGenerator):
-            raise TypeError(f"a decoder with a prior is needed, not {type(model).__name__}")
+        model = expected(model, LatentGenerator)
         return torch.sigmoid(model.decoder(model.draw(labels, temperature=self.temperature), labels))
 
 
@@ -233,8 +231,6 @@ class _Training:
         return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
     def _stacked_gradients(self) -> Callable[..., Weights]:
-        """The gradient of each model of a stack on its own batch."""
-
         def negative_elbo(own: Weights, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
             rows: Tensor = functional_call(self.vae, own, (images, labels, noise))
             return rows.mean()

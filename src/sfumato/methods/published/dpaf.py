@@ -156,10 +156,6 @@ class DPAFPublished(Method):
             training.train()
         return generator, None
 
-    def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        images: Tensor = model(labels)
-        return images
-
 
 class _Training:
     """The steps of Algorithm 1 on the raw records."""
@@ -331,7 +327,6 @@ class _Training:
         return logits
 
     def _discriminator_loss(self, real: Tensor, fake: Tensor, shares: Tensor) -> Tensor:
-        """The discriminator's loss on a real and a fake aggregate."""
         real_logit, fake_logit = (self._logit(mean[None], shares) for mean in (real, fake))
         return (F.softplus(-real_logit) + F.softplus(fake_logit)).sum()
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from sfumato.methods.base import check_choices, check_ema_decay
+from sfumato.methods.base import check_choices, check_ema_decay, expected
 from sfumato.methods.parts.score_sampling import ScoreSampling, randomised_response, sliced_loss
 from sfumato.methods.published import RawRecords
 from sfumato.networks.pixels import Shape, per_row
@@ -136,6 +136,4 @@ class DPPMPublished(ScoreSampling):
         )
 
     def generate(self, model: nn.Module, labels: Tensor) -> Tensor:
-        if not isinstance(model, RefineNet):
-            raise TypeError(f"a RefineNet is needed, not {type(model).__name__}")
-        return self.draw(model, labels)
+        return self.draw(expected(model, RefineNet), labels)

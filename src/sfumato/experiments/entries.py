@@ -72,19 +72,15 @@ class Setting:
     """Why it cannot be run: then only the paper's numbers are shown."""
 
     def trained_on(self, case: Case) -> dict[str, Any]:
-        """The parameters of a training in this case, variant included."""
         return {"variant": self.variant, **self.start, **self.varied(case), **self.parameters_on.get(case.data, {})}
 
     def varied(self, case: Case) -> dict[str, Any]:
-        """The parameters in which this setting differs from the others."""
         return {**self.parameters, **self.parameters_at.get(f"{case.epsilon:g}", {})}
 
     def sampled_on(self, case: Case) -> dict[str, Any]:
-        """The parameters that only sampling uses in this case."""
         return {**self.sampling, **self.sampling_on.get(case.data, {})}
 
     def budget(self, claimed: float) -> float:
-        """The ε to train under."""
         return self.budgets.get(f"{claimed:g}", claimed)
 
 
@@ -119,12 +115,10 @@ class Entry:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The registered methods that it trains."""
         return tuple(dict.fromkeys(setting.method for setting in self.settings if setting.method))
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """The datasets of its cases."""
         return tuple(dict.fromkeys(case.data for case in self.cases))
 
     @property
@@ -157,7 +151,6 @@ class Paper:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def epsilon_that_holds(self, claimed: float) -> float | None:
-        """The ε of the mechanism for which the paper claims this one, if it was computed."""
         return self.holds.get(f"{claimed:g}")
 
 
@@ -202,7 +195,7 @@ def find(paper: str, entry: str) -> tuple[Paper, Entry]:
 
 def read_toml(name: str) -> dict[str, Any]:
     """The tables of a file of this package."""
-    return tomllib.loads(files("sfumato.experiments.papers").joinpath(name).read_text(encoding="utf-8"))
+    return tomllib.loads(files("sfumato.experiments").joinpath("papers", name).read_text(encoding="utf-8"))
 
 
 def _paper(key: str, data: dict[str, Any]) -> Paper:
