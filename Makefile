@@ -11,9 +11,15 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	touch $(INSTALLED)
 
-demo: $(INSTALLED)
+# In an environment of its own, with what a user installs and no developers' tools.
+demo: .venv-demo/installed
 	rm -rf demo
-	$(BIN)/sfumato demo --out demo
+	.venv-demo/bin/sfumato demo --out demo
+
+.venv-demo/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-demo
+	.venv-demo/bin/python -m pip install -q -c constraints.txt .
+	touch $@
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks docs/tools
@@ -36,7 +42,7 @@ dist: $(INSTALLED)
 # Sfumato and every package that it needs, for machines without a network (docs/how-to/install-offline.md).
 wheelhouse: $(INSTALLED)
 	rm -rf wheelhouse
-	$(BIN)/python -m pip wheel -q -c constraints.txt -w wheelhouse '.[dicom,eval,report,sign,web]'
+	$(BIN)/python -m pip wheel -q -c constraints.txt -w wheelhouse '.[dicom,eval,sign,web]'
 
 # The pages are tested in a real browser.
 browser:
@@ -63,4 +69,4 @@ mutants: $(INSTALLED)
 	$(BIN)/python mutants/run.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis demo dist site wheelhouse
+	rm -rf $(VENV) .venv-demo .mypy_cache .ruff_cache .hypothesis demo dist site wheelhouse

@@ -3,17 +3,18 @@
 
     python3 -I verify_release.py RELEASE [--ledger LEDGER | --transcript TRANSCRIPT] [--key PUBLIC.pem] [--json]
 
-1. The files belong together: card.json, card.html, model.safetensors and, if there is one, signature.json (ed25519).
-2. The ledger, or the part of it that may be published (the transcript), is unbroken, and it has the hashes of this card
-   and of these weights, the plan and the charges of this run, and answers with as much noise as was charged.
-3. The numbers follow from the events. Accounting is done twice, by code that shares nothing with Sfumato's:
+1. card.json, card.html, model.safetensors and, if there is one, signature.json (ed25519) belong together.
+2. The ledger, or what may be published of it (the transcript), is unbroken, and has the hashes of these files, the plan
+   and the charges of this run, and answers with as much noise as was charged.
+3. The numbers follow from the events, by two accountants of its own:
    PROVED, Renyi divergences in 60-digit decimals, every operation rounded upwards; and the analytic Gaussian mechanism.
    NUMERIC, delta(eps) by inverting the moments of the privacy loss, on two unlike grids; its error is stated.
 
-Exit status: 0 everything agrees, 1 something disagrees, 2 nothing disagrees but it cannot be proved from what was given.
+Exit status: 0 everything agrees, 1 something disagrees, 2 nothing disagrees, but it cannot be proved from what is here.
 """
 import argparse, base64, cmath, hashlib, html, json, math, re, sys
 from array import array
+from collections import Counter
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from functools import lru_cache, reduce
 from pathlib import Path
@@ -21,11 +22,9 @@ from pathlib import Path
 UP, DOWN = (Context(prec=60, rounding=r, Emax=10**15, Emin=-(10**15)) for r in (ROUND_CEILING, ROUND_FLOOR))
 ORDERS, ONE = range(2, 257), Decimal(1)
 REMOVE, REPLACE = "add or remove one unit", "add, remove or replace one unit"
-TERMS = 20_000  # of a numeric inversion, at most
-
+TERMS, FILES = 20_000, {"card.json", "card.html", "model.safetensors", "signature.json"}  # terms of an inversion
 class Disagrees(Exception): """Something that the release says is not so."""
 class Unproved(Exception): """Something that cannot be decided from what was given."""
-
 def require(holds, sentence):
     if not holds:
         raise Disagrees(sentence)
@@ -53,8 +52,7 @@ def log_moments(rate, inverse, far):
     for _ in range(256):
         hit.append(UP.multiply(hit[-1], q)), stays.append(UP.multiply(stays[-1], stay))
     terms = [UP.multiply(hit[k], exp_up(whole[k]) if k > 1 else ONE) for k in range(257)]
-    def term(a, k):
-        return UP.multiply(UP.multiply(Decimal(math.comb(a, k)), stays[a - k]), terms[k])
+    term = lambda a, k: UP.multiply(UP.multiply(Decimal(math.comb(a, k)), stays[a - k]), terms[k])
     return {a: log_up(reduce(UP.add, (term(a, k) for k in range(a + 1)))) for a in ORDERS}
 def renyi(event, relation):
     """Upper bounds of the Renyi divergence of a whole event at every order."""
@@ -80,10 +78,10 @@ def renyi_of_selection(event, relation):
     return {a: trial[a] + (1 + shape) * second + log_up(mean) / (a - 1) + slack for a in ORDERS}
 def converted(divergence, order, delta):
     """Epsilon from a Renyi divergence (Canonne, Kamath, Steinke 2020, proposition 12)."""
-    a, d = Decimal(order), Decimal(delta)
-    return UP.add(divergence, log_up((a - 1) / a) - (UP.ln(d) + UP.ln(a)) / (a - 1) + Decimal("1e-24"))
+    a = Decimal(order)
+    return UP.add(divergence, log_up((a - 1) / a) - (UP.ln(Decimal(delta)) + UP.ln(a)) / (a - 1) + Decimal("1e-24"))
 def proved_epsilon(events, relation, delta, order=None):
-    """An upper bound of epsilon. With ``order``, by the filter for choices that depended on answers (Feldman, Zrnic)."""
+    """An upper bound of epsilon; with ``order`` by the filter for choices that follow answers (Feldman, Zrnic)."""
     totals = [renyi(event, relation) for event in events]
     orders = ORDERS if order is None else [order]
     best = min(converted(sum((one[a] for one in totals), Decimal(0)), a, delta) for a in orders)
@@ -96,8 +94,8 @@ def gaussian_mu(events, relation):
     """sensitivity / deviation of everything together, where every event is over all units; else None."""
     if not events or any(event["kind"] != "noisy sums" or event["rate"] != 1 for event in events):
         return None
-    far = 2 if relation == REPLACE else 1
-    return far * math.sqrt(sum(event["steps"] * float(inverse_variance(event)) for event in events)) * (1 + 1e-14)
+    total = sum(event["steps"] * float(inverse_variance(event)) for event in events)
+    return (2 if relation == REPLACE else 1) * math.sqrt(total) * (1 + 1e-14)
 normal = lambda x: 0.5 * math.erfc(-x / math.sqrt(2))
 def gaussian_delta(eps, mu):
     """Balle and Wang 2018, a hair upwards."""
@@ -163,8 +161,7 @@ class Loss:
             top = max(one for one, _ in grid)
             kept = [(math.exp(one - top), loss) for one, loss in grid if one > top - 75]
             mass = math.fsum(weight for weight, _ in kept)
-            turns = [cmath.exp(1j * h * loss) for _, loss in kept]
-            lines.append(([complex(weight / mass) for weight, _ in kept], turns, steps))
+            lines.append(([complex(w / mass) for w, _ in kept], [cmath.exp(1j * h * loss) for _, loss in kept], steps))
         total, quiet, j, work = 0.5 / (c * (c + 1)), 0, 0, sum(len(line[0]) for line in lines) or 1
         while quiet < 30 and j * work < 400 * TERMS and j < TERMS:
             j += 1
@@ -183,9 +180,9 @@ class Loss:
         return max(0.0, size * total * h), 0.0 if quiet >= 30 else size / (j * h)  # |M(s)| <= M(c)
 def parts_of(events):
     """[(1/sigma, rate, steps)], equal mechanisms added up."""
-    keys, merged = [(math.sqrt(float(inverse_variance(event))), event["rate"]) for event in events], {}
-    for key, event in zip(keys, events):
-        merged[key] = merged.get(key, 0) + event["steps"]
+    merged = Counter()
+    for event in events:
+        merged[math.sqrt(float(inverse_variance(event))), event["rate"]] += event["steps"]
     return [(*key, steps) for key, steps in merged.items()]
 def single_delta(mu, q, kind, eps):
     """Of one subsampled step, exactly: the loss grows with the answer, so that one threshold divides the answers."""
@@ -194,8 +191,7 @@ def single_delta(mu, q, kind, eps):
             return 0.0
         z = (math.log1p((math.exp(-eps) - 1) / q) + mu * mu / 2) / mu
         return normal(z) - math.exp(eps) * ((1 - q) * normal(z) + q * normal(z - mu))
-    inside = (math.exp(eps) - 1 + q) / q
-    z = (math.log(inside) + mu * mu / 2) / mu
+    z = (math.log((math.exp(eps) - 1 + q) / q) + mu * mu / 2) / mu
     return (1 - q) * normal(-z) + q * normal(mu - z) - math.exp(eps) * normal(-z)
 def numeric_delta(events, relation, eps):
     """(delta at eps, its error): the worse direction, on two unlike grids."""
@@ -221,21 +217,21 @@ def check_events(events):
         elif event["kind"] == "noisy sums":
             name, sharded = event["name"], event.get("shards") is not None
             require(0 < event["rate"] <= 1 <= event["steps"] == int(event["steps"]), f"{name!r}: rate or steps")
-            require(event["blocks"] and all(b["noise_multiplier"] > 0 for b in event["blocks"]), f"{name!r}: noise")
+            sound = [0 < b["noise_multiplier"] < math.inf and b.get("moves", 1.0) >= 1 for b in event["blocks"]]
+            require(sound and all(sound), f"{name!r}: noise")
             follows = {"noise_multiplier": float(inverse_variance(event)) ** -0.5, "sensitivity": 1.0 + sharded}
             follows |= {"scheme": "poisson" if event["rate"] < 1 else "all", "relation": REPLACE if sharded else REMOVE}
             for key, value in follows.items():
-                said = event.get(key, value)
-                near = said == value or key == "noise_multiplier" and abs(said - value) <= 1e-9 * value
-                require(near, f"event {name!r} says {key} {said}, and its blocks give {value}")
+                near = key == "noise_multiplier" and abs(event.get(key, value) - value) <= 1e-9 * value
+                require(near or event.get(key, value) == value, f"event {name!r}: by its blocks {key} is {value}")
         elif event["kind"] != "raw access":
             raise Unproved(f"an event of the kind {event['kind']!r}, which this file does not know")
 def tally(events):
     """{mechanism: steps}, so that lists can be compared."""
-    found = {}
+    found = Counter()
     for event in events:
-        key = json.dumps({k: v for k, v in event.items() if k not in ("steps", "noise_multiplier")}, sort_keys=True)
-        found[key] = found.get(key, 0) + event.get("steps", 1)
+        kept = {key: value for key, value in event.items() if key not in ("steps", "noise_multiplier")}
+        found[json.dumps(kept, sort_keys=True)] += event.get("steps", 1)
     return found
 def check_card(card):
     """Everything on the card that follows from other entries of the card; epsilon is checked elsewhere."""
@@ -245,21 +241,21 @@ def check_card(card):
     require(card["relation"] == (REPLACE if shards else REMOVE), f"the relation is not {card['relation']!r}")
     units = f"of {' and '.join(map(str, shards))} shards" if shards else "unit"
     require(card["sampler"] == f"independent Poisson coins, one for each {units}", "the sampler is another")
-    planned = tally(accounted)
-    require(all(steps <= planned.get(key, 0) for key, steps in tally(events).items()), "more was asked than planned")
+    require(tally(events) <= tally(accounted), "more was asked than planned")
     if card["guarantee"] != "certified":
         require(card["guarantee"] == "no guarantee" and card["epsilon"] is None, "no guarantee, and an epsilon")
         return require(card["sentence"].startswith("NO GUARANTEE."), "the sentence promises something")
     require(not card["reasons"] and "FIXED SEED" not in card["randomness"], "certified, with reasons against it")
     require(accounted and all(event["kind"] != "raw access" for event in accounted), "certified without paid events")
+    require(all(isinstance(line, str) for line in card["audits"]), "a line about audits is not text")
     require(card["unit"] in ("image", "person"), f"a unit {card['unit']!r}")
     require(card["sentence"] == sentence(card), "the sentence does not say the card's epsilon, delta, unit, best guess")
     together, said = card["collection_epsilon"], card.get("gaussian_mu")
     require(together is None or together >= card["epsilon"], "the collection's epsilon is below the release's")
     mu = gaussian_mu(accounted, card["relation"])
     require(said is None or mu and mu * (1 - 1e-9) <= said <= mu * (1 + 1e-4), "mu is not that of the events")
-    filtered = (card.get("composition") or {}).get("rule") == "renyi filter"
-    require(not filtered or said is card["recognised"] is None, "a trade-off for runs that were chosen one by one")
+    whole = (card.get("composition") or {}).get("rule") != "renyi filter" or said is card["recognised"] is None
+    require(whole, "a trade-off for runs that were chosen one by one")
 def three_digits(value, towards):
     unit = 10.0 ** (math.floor(math.log10(value) + 1e-12) - 2)
     near = round(value / unit)
@@ -280,7 +276,7 @@ def check_epsilon(card, told):
     eps, delta, relation = card["epsilon"], card["delta"], card["relation"]
     require(0 <= eps < math.inf and 0 < delta < 0.1, f"epsilon {eps} or delta {delta}")
     events, rule = card.get("planned") or card["events"], card.get("composition") or {"rule": "fixed in advance"}
-    order = rule.get("order") if rule["rule"] == "renyi filter" else None
+    order = int(rule["order"]) if rule["rule"] == "renyi filter" else None
     proved = told["proved"] = proved_epsilon(events, relation, delta, order)
     mu, guess, definition = gaussian_mu(events, relation), card["best_guess"], guess_by_definition(eps, delta)
     if order is not None:
@@ -303,14 +299,11 @@ def check_epsilon(card, told):
         at_zero, error = numeric_delta(events, relation, 0.0)
         best = (1 + at_zero - error) / 2
     require(guess >= min(1.0, best) - 1e-4, f"the card states a best guess of {guess:g}, and it is {best:.5g}")
-def guess_by_definition(eps, delta):
-    return min(1.0, (1 + (1 - math.exp(-eps) + 2 * delta * math.exp(-eps)) / (1 + math.exp(-eps))) / 2)
+guess_by_definition = lambda eps, delta: min(1.0, (1 + delta * math.exp(-eps)) / (1 + math.exp(-eps)))
 
 # ------------------------------------------------------------ files
 def parsed(text):
-    def unique(pairs):
-        require(len(dict(pairs)) == len(pairs), "an entry is written twice")
-        return dict(pairs)
+    unique = lambda pairs: require(len(dict(pairs)) == len(pairs), "an entry is written twice") or dict(pairs)
     return json.loads(text, object_pairs_hook=unique, parse_constant=lambda name: require(False, f"a number {name}"))
 sha256 = lambda data: hashlib.sha256(data).hexdigest()
 def check_weights(folder, card):
@@ -322,15 +315,15 @@ def check_weights(folder, card):
     for name, tensor in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         require(tensor["data_offsets"][0] == end, f"bytes before tensor {name!r} belong to no tensor")
         end = tensor["data_offsets"][1]
-        code = {"F32": "f", "F64": "d"}.get(tensor["dtype"], "b")
-        values = array(code, body[start + tensor["data_offsets"][0] : start + end])
+        values = array({"F32": "f", "F64": "d"}.get(tensor["dtype"], "b"))
+        values.frombytes(body[start + tensor["data_offsets"][0] : start + end])
         require(all(map(math.isfinite, values)), f"tensor {name!r} holds numbers that are not finite")
     require(end == len(body) - start, "the weights hold bytes that belong to no tensor")
 def check_page(folder, card):
     if (page := folder / "card.html").exists():
-        text = html.unescape(re.sub(r"<[^>]+>", "", page.read_text(encoding="utf-8")))
-        certified = card["guarantee"] == "certified"
-        numbers = f"\u03b5 = {card['epsilon']:g} at \u03b4 = {card['delta']:g}" if certified else "NO GUARANTEE"
+        unseen = r"(?s)<(style|script|template)\b.*?</\1>|<!--.*?-->|<[^>]+>"
+        text, eps = html.unescape(re.sub(unseen, "", page.read_text(encoding="utf-8"))), card["epsilon"]
+        numbers = "NO GUARANTEE" if eps is None else f"\u03b5 = {eps:g} at \u03b4 = {card['delta']:g}"
         require(card["sentence"] in text and numbers in text, "card.html does not say the card's sentence and numbers")
 def lines_of(path):
     """(entry, or None where it is withheld, and the hash of everything up to it) of a ledger or a transcript."""
@@ -339,13 +332,10 @@ def lines_of(path):
     for number, line in enumerate(content[:-1].split(b"\n"), 1):
         if withheld := re.fullmatch(rb'\{"withheld": "([0-9a-f]{64})"\}', line):
             require(version == 3, "a line is withheld from a ledger whose chain does not allow it")
-            current = sha256((current + withheld[1].decode()).encode())
-            found.append((None, current))
+            found.append((None, current := sha256((current + withheld[1].decode()).encode())))
             continue
-        end = re.search(rb', "hash": "([0-9a-f]{64})"\}\Z', line)
-        require(end, f"line {number} has no hash")
-        body = line[: end.start()] + b"}"
-        entry = parsed(body)
+        require(end := re.search(rb', "hash": "([0-9a-f]{64})"\}\Z', line), f"line {number} has no hash")
+        entry = parsed(body := line[: end.start()] + b"}")
         version = entry.get("version", 1) if version is None else version
         plain = json.dumps(entry, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         current = sha256((current + (sha256(body) if version >= 3 else plain)).encode())
@@ -355,55 +345,58 @@ def lines_of(path):
     return found
 def check_ledger(card, folder, path, whole, notes):
     lines, run, head = lines_of(path), card["run"], card["ledger_head"]
+    require(not whole or all(entry for entry, _ in lines), "a transcript was given as the ledger: lines are withheld")
     entries, first, side = [entry for entry, _ in lines if entry], lines[0][0], path.with_name(path.name + ".head")
     heads = [(head, "card"), *([(parsed(side.read_text()), ".head")] if whole and side.exists() else [])]
-    for told, where in heads:
-        held = 1 <= told["length"] <= len(lines) and lines[told["length"] - 1][1] == told["hash"]
+    if whole and not side.exists():
+        notes.append(f"without {side.name} nobody sees whether later lines of the ledger are missing")
+    for at, where in heads:
+        held = 1 <= at["length"] <= len(lines) and lines[at["length"] - 1][1] == at["hash"]
         require(held, f"the ledger has lost lines that its {where} names, or is another one")
     require(card.get("ledger", first.get("id")) == first.get("id"), "the card names another ledger")
     mine = lambda kind, one=run: [entry for entry in entries if entry.get("run") == one and entry["kind"] == kind]
-    starts, ends = mine("run"), mine("end")
-    require(len(starts) == len(ends) == 1, "the run does not have one beginning and one end on the ledger")
-    start, end = starts[0], ends[0]
-    if "weights" in card:
-        require("files" in end and lines[head["length"]][0] == end, "the run's end does not follow the card's head")
-        own = json.dumps({**card, "audits": []}, indent=2, ensure_ascii=False) + "\n"
-        require(sha256(own.encode()) == end["files"]["card.json"], "the card is not the one that the ledger names")
-        weights = sha256((folder / "model.safetensors").read_bytes())
-        require(weights == end["files"]["model.safetensors"], "the weights are not those that the ledger names")
+    start, end = (mine(kind)[0] if len(mine(kind)) == 1 else None for kind in ("run", "end"))
+    require(start and end, "the run does not have one beginning and one end on the ledger")
+    if first.get("version", 1) >= 3 or "files" in end:
+        require(lines[head["length"]][0] == end, "the run's end does not follow the card's head")
+        released = {name: (folder / name).read_bytes() for name in end["files"] if (folder / name).exists()}
+        released["card.json"] = json.dumps({**card, "audits": []}, indent=2, ensure_ascii=False).encode() + b"\n"
+        if card["audits"] and released.pop("card.html", None):
+            notes.append("lines about audits were added to the card and its page; only a signature covers them")
+        for name in {"model.safetensors", *released}:
+            require(sha256(released[name]) == end["files"][name], f"{name} is not the one that the ledger names")
     else:
         notes.append("made by an earlier version: nothing binds the weights and the card to the ledger")
-    lineage, charges, plans = [run], [], {}
+    lineage, charges, plans = [run], [], Counter()
     for one in lineage:
         lineage += [p["release"] for p in mine("public", one) if p.get("release") and p["release"] not in lineage]
         shown, last = sum(entry.get("run") == one for entry in entries), (mine("end", one) or [{}])[0]
         require(last.get("entries", shown) == shown, f"{shown} entries of run {one} are shown, and it has others")
         planned = tally(event for begun in mine("run", one) for event in begun.get("plan", {}).get("events", []))
-        asked = tally(entry["event"] for entry in mine("charge", one))
         charges += mine("charge", one)
-        for key in {*planned, *asked}:
-            plans[key] = plans.get(key, 0) + max(planned.get(key, 0), asked.get(key, 0))
-    events = [entry["event"] for entry in charges]
-    check_events(events)
+        plans += planned | tally(entry["event"] for entry in mine("charge", one))
+    check_events(events := [entry["event"] for entry in charges])
     require(list(card.get("lineage", lineage[1:])) == lineage[1:], "the card names other earlier releases")
     require(tally(events) == tally(card["events"]), "the card's events are not those charged")
     require(tally(card.get("planned") or card["events"]) == plans, "the card's plan is not the ledger's")
     adaptive = len({entry.get("from", entry["run"]) for entry in charges}) > 1
     rule = {"rule": "renyi filter", "order": first.get("order")} if adaptive else {"rule": "fixed in advance"}
     require(card.get("composition") in (None, rule), "the card joins its events by another rule")
+    if adaptive and not card.get("composition") and card["guarantee"] == "certified":
+        raise Unproved("an earlier version joined runs that were chosen one by one as if they were fixed in advance")
     said, then = (card["method"], card["variant"], card["parameters"]), (start["method"], start["variant"])
     parameters = start.get("parameters", card["parameters"])
     if start["method"] == "measured":  # --release-accuracy: the generator is that of the method inside
         parameters = json.loads(start["parameters"]["settings"])
         then = start["parameters"]["base"], parameters["variant"]
-    selected = any(event["kind"] == "private selection" for event in events)
-    require(selected or said == (*then, parameters), "method, variant or parameters are not those of the ledger")
+    if all(event["kind"] != "private selection" for event in events):
+        require(said == (*then, parameters), "method, variant or parameters are not those of the ledger")
     if card["guarantee"] == "certified":
-        trusted = not (start["seeded"] or mine("seeded") or mine("own code"))
-        require(trusted, "certified, but the run was seeded or answered by code outside the trusted base")
-        limit = first["limit"]
-        require((limit["unit"], limit["delta"]) == (card["unit"], card["delta"]), "the ledger has another unit or delta")
-    check_noise(entries, lineage)
+        for one in lineage:
+            wrong = mine("seeded", one) or mine("own code", one) or any(begun["seeded"] for begun in mine("run", one))
+            require(not wrong, f"certified, but run {one} was seeded or answered by code outside the trusted base")
+        require(all(first["limit"][key] == card[key] for key in ("unit", "delta")), "another unit or delta is counted")
+    check_noise(entries, lineage, notes)
     if not whole:
         return notes.append("a transcript hides what other runs have spent: collection_epsilon is not checked")
     before = [entry for entry, _ in lines[: head["length"]] if entry["kind"] == "charge"]
@@ -412,20 +405,23 @@ def check_ledger(card, folder, path, whole, notes):
         kind = REPLACE if any(event.get("shards") is not None for event in spent) else REMOVE
         bound = proved_epsilon(spent, kind, card["delta"], first["order"])
         require(card["collection_epsilon"] >= bound * (1 - 1e-9), f"the collection's epsilon is {bound:.6g}")
-def check_noise(entries, lineage):
-    """Every answer was charged before, and had sqrt(G) times its block's noise on each of its G groups."""
-    groups, blocks = {}, {}
+def check_noise(entries, lineage, notes):
+    """No more answers than were charged before, with sqrt(G) times their block's noise on each of G groups."""
+    groups, blocks, left = {}, {}, Counter()
     for entry in (entry for entry in entries if entry.get("run") in lineage):
         for answer in entry.get("answers", ()):
-            key = entry["run"], answer["event"], answer["block"]
-            require(key in blocks, f"an answer to {answer['event']!r} that was not charged")
+            left[key := (entry["run"], answer["event"], answer["block"])] -= 1
+            require(left[key] >= 0, f"an answer to {answer['event']!r} that was not charged")
             found = groups[key] = answer["groups"] if "groups" in answer else groups[key]
-            for group in found:
-                wanted = math.sqrt(len(found)) * blocks[key] * group["clip_norm"]
-                require(group["standard_deviation"] >= wanted * (1 - 1e-9), f"too little noise on {answer['block']!r}")
-        if entry["kind"] == "charge" and entry["event"]["kind"] == "noisy sums":
-            for block in entry["event"]["blocks"]:
-                blocks[entry["run"], entry["event"]["name"], block["name"]] = block["noise_multiplier"]
+            wanted = math.sqrt(len(found)) * blocks[key] * (1 - 1e-9)
+            enough = [0 < one["clip_norm"] * wanted <= one["standard_deviation"] < math.inf for one in found]
+            require(enough and all(enough), f"too little noise on {answer['block']!r}")
+        if entry["kind"] == "charge" and "from" not in entry:
+            for block in entry["event"].get("blocks", ()):
+                left[key := (entry["run"], entry["event"]["name"], block["name"])] += entry["event"]["steps"]
+                blocks[key] = max(block["noise_multiplier"], blocks.get(key, 0))
+    if missing := left.total():
+        notes.append(f"{missing} answers that were charged are not described, as when a run is interrupted")
 
 # ------------------------------------------------------------ signature (RFC 8032, section 5.1.7)
 def ed25519_holds(public, signature, message):
@@ -449,7 +445,8 @@ def ed25519_holds(public, signature, message):
     s, base = int.from_bytes(signature[32:], "little"), point((4 * pow(5, p - 2, p) % p).to_bytes(32, "little"))
     k = int.from_bytes(hashlib.sha512(signature[:32] + public + message).digest(), "little") % order
     left, right = times(s, base), add(point(signature[:32]), times(k, point(public)))
-    return len(signature) == 64 and s < order and all((left[i] * right[2] - right[i] * left[2]) % p == 0 for i in (0, 1))
+    same = all((left[i] * right[2] - right[i] * left[2]) % p == 0 for i in (0, 1))
+    return same and len(signature) == 64 and s < order
 def check_signature(folder, card, key, notes):
     if not (folder / "signature.json").exists():
         return require(key is None, "the release is not signed")
@@ -459,16 +456,21 @@ def check_signature(folder, card, key, notes):
     require(ed25519_holds(named, base64.b64decode(entry["signature"]), message), "the signature does not hold")
     for name in ("card.json", "card.html", "model.safetensors"):
         require(signed.get(name) == sha256((folder / name).read_bytes()), f"{name} was changed after it was signed")
-    require((signed["run"], signed["ledger_head"]) == (card["run"], card["ledger_head"]), "another run was signed")
+    wanted = "sfumato release 1", card["run"], card["ledger_head"]
+    require((signed["format"], signed["run"], signed["ledger_head"]) == wanted, "another run was signed")
     if key is None:
         return notes.append("signed by the key that the signature names itself; --key says whose that must be")
-    require(base64.b64decode("".join(key.read_text().split("-----")[2].split()))[-32:] == named, "another key signed it")
+    asked = base64.b64decode("".join(key.read_text().split("-----")[2].split()))
+    require(asked[-32:] == named, "another key signed it")
 def verify(release, ledger=None, transcript=None, key=None):
     """{"status", "verdict", "notes", ...} of a release's folder."""
     folder, notes, told = release / "release" if (release / "release").is_dir() else release, [], {}
     try:
+        require(folder == release or not (release / "card.json").exists(), "two releases, one in the other's folder")
+        notes += [f"nothing vouches for {name}" for name in sorted({path.name for path in folder.iterdir()} - FILES)]
         card = parsed((folder / "card.json").read_text(encoding="utf-8"))
-        check_card(card), check_weights(folder, card), check_page(folder, card), check_signature(folder, card, key, notes)
+        check_card(card), check_weights(folder, card), check_page(folder, card)
+        check_signature(folder, card, key, notes)
         if ledger or transcript:
             check_ledger(card, folder, ledger or transcript, ledger is not None, notes)
         verdict, status = "the card promises nothing, so that there is nothing to prove", 0
@@ -486,14 +488,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("release", type=Path)
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--ledger", type=Path)
-    shown.add_argument("--transcript", type=Path)
+    shown.add_argument("--ledger", type=Path), shown.add_argument("--transcript", type=Path)
     parser.add_argument("--key", type=Path, help="the public ed25519 key (PEM) that must have signed the release")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     found = verify(asked.release, asked.ledger, asked.transcript, asked.key)
-    notes = "".join(f"\nnote: {one}" for one in found["notes"])
-    print(json.dumps(found, indent=1) if asked.json else found["verdict"] + notes)
+    print(json.dumps(found, indent=1) if asked.json else "\nnote: ".join([found["verdict"], *found["notes"]]))
     sys.exit(found["status"])
 
 if __name__ == "__main__":

@@ -93,6 +93,18 @@ def json_text(value: Any, *, indent: int = 2) -> str:
     return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def parsed_json(text: str) -> Any:
+    """What JSON text says; an entry that is written twice is refused, since readers differ in which one they take."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("an entry is written twice")
+        return found
+
+    return json.loads(text, object_pairs_hook=unique)
+
+
 @contextlib.contextmanager
 def new_folder(folder: str | Path, *, private: bool = False) -> Iterator[Path]:
     """A temporary folder to fill, which becomes ``folder`` when the block ends and disappears when it raises.

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import typer
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # Torch is imported where it is used: ``sfumato --help`` and the worker of the page need not wait for it.
 
 Group = TypeVar("Group")
+
+ExportFormat = Literal["folder", "npz", "parquet", "dicom"]
+"""In which synthetic images are written."""
 
 
 @dataclass(frozen=True)

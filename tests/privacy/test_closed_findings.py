@@ -14,7 +14,7 @@ from PIL import Image
 
 from sfumato.data import PrivateImages
 from sfumato.data.inspection import inspect
-from sfumato.data.persons import Persons
+from sfumato.data.persons import Persons, one_spelling
 from sfumato.data.source import Record, Selection
 from sfumato.methods.dp_merf import DPMERF
 from sfumato.methods.dp_realnvp import DPRealNVP
@@ -39,7 +39,10 @@ def collection(folder: Path, name: str = "own.npz") -> Path:
     return folder / name
 
 
-@pytest.mark.parametrize("way", ["the same path", "a symbolic link", "a hard link", "the folder around it"])
+WAYS = ["the same path", "a symbolic link", "a hard link", "the folder around it"]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_private_files_are_not_public(tmp_path: Path, way: str) -> None:
     own = collection(tmp_path / "data")
     other = own
@@ -55,6 +58,17 @@ def test_private_files_are_not_public(tmp_path: Path, way: str) -> None:
     if other.is_file():
         with pytest.raises(ValueError, match="the private collection itself"):
             replace(DPAF.small(), public=str(other)).fit(private, BUDGET, device="cpu")
+
+
+def test_a_list_of_private_files_is_not_public(tmp_path: Path) -> None:
+    """Lists of the same folder may name different files, and are then two collections."""
+    for number in range(4):
+        Image.fromarray(np.full((8, 8), number, np.uint8)).save(tmp_path / f"{number}.png")
+    for name, numbers in {"own": (0, 1), "same": (1, 2), "other": (2, 3)}.items():
+        lines = ["file,label", *(f"{number}.png,a" for number in numbers)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    private = PrivateImages.read(tmp_path / "own.csv", classes=("a",))
+    assert private.lies_in(tmp_path / "same.csv") and not private.lies_in(tmp_path / "other.csv")
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +92,21 @@ def test_a_card_from_elsewhere_is_the_custodians_statement(certified: Release, t
         ledger.note_public(run, read_public(path, size=(28, 28), colour="grey")[1])
         (one,) = ledger.public_inputs(run)
     assert one["release"] == certified.card.run and "proof" not in one
+
+
+def test_a_card_that_names_a_run_of_this_ledger_says_what_the_ledger_says(tmp_path: Path) -> None:
+    """Otherwise the images of a costly release would be taken for those of a cheap one, whose spending is counted."""
+    with Ledger(None, Budget(9.0, 1e-5)) as ledger:
+        first = DPMERF.small().fit(worst_case_images(), BUDGET, ledger, device="cpu")
+        public = read_public(export(first.sample(4, seed=0), tmp_path / "out"), size=(28, 28), colour="grey")[1]
+        run = ledger.start_run(method="m", variant="v", seeded=False)
+        ledger.note_public(run, public)
+        dear = SubsampledGaussian("sum", (Block("sum", 0.1),))
+        with pytest.raises(ValueError, match="other events than this ledger charged"):
+            ledger.note_public(run, replace(public, name="dear", events=(dear,)))
+        ledger.note_seed(first.card.run)
+        with pytest.raises(ValueError, match="has no guarantee"):
+            ledger.note_public(run, replace(public, name="again"))
 
 
 def test_images_keep_their_mark_in_another_format(certified: Release, tmp_path: Path) -> None:
@@ -125,6 +154,8 @@ SPELLINGS = (
     "zoë\u00a0müller",
     "Zoë Mül\u200bler ",
     "  zoë  müller",
+    "Zoe\u200b\u0308 Mu\u034f\u0308ller",
+    "Zoë Müller\u3164\x00",
 )
 
 
@@ -132,6 +163,7 @@ def test_one_person_has_one_spelling(tmp_path: Path) -> None:
     persons = Persons(Selection(person_column="who"))
     records = [Record(name=str(n), label="a", person=name, file=None, load=None) for n, name in enumerate(SPELLINGS)]  # type: ignore[arg-type]
     assert {persons.number(record) for record in records} == {0}
+    assert one_spelling("O\u2019Brien\u2011Lee") == one_spelling("O'Brien-Lee") != one_spelling("O'Brien Lee")
     apart = Record(name="7", label="a", person="7", file=None, load=None)  # type: ignore[arg-type]
     assert persons.number(apart) == 1 and persons.number(replace(apart, person="007")) == 2
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from verifier_cases.releases import made
 RUNS = ("honest", "other", "seeded")
 """What ``made_runs`` trains: the run that is changed, another one, and one with a fixed seed."""
 
-Change = Callable[[Path], None]
+Change = Callable[[Path], object]
+Entries = list[dict[str, Any]]
 
 
 def made_runs(folder: Path) -> Path:
@@ -70,7 +73,17 @@ def taken_from(run: str, *names: str) -> Change:
     return change
 
 
-def chained_again(edit: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], *, head: bool = True) -> Change:
+def chain(entries: Entries) -> tuple[bytes, dict[str, Any]]:
+    """The lines of a ledger, and its head."""
+    current, written = "0" * 64, b""
+    for entry in entries:
+        body = json.dumps(entry, ensure_ascii=False).encode()
+        current = hashlib.sha256((current + hashlib.sha256(body).hexdigest()).encode()).hexdigest()
+        written += body[:-1] + f', "hash": "{current}"}}\n'.encode()
+    return written, {"length": len(entries), "hash": current}
+
+
+def chained_again(edit: Callable[[Entries], Entries], *, head: bool = True) -> Change:
     """Write the ledger and the transcript with other entries and right hashes, as a forger would."""
 
     def change(folder: Path) -> None:
@@ -78,15 +91,10 @@ def chained_again(edit: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], 
             lines = [verify_release.parsed(line) for line in (folder / name).read_text().splitlines()]
             for line in lines:
                 line.pop("hash")
-            current, written = "0" * 64, []
-            for entry in edit(lines):
-                body = json.dumps(entry, ensure_ascii=False).encode()
-                current = hashlib.sha256((current + hashlib.sha256(body).hexdigest()).encode()).hexdigest()
-                written.append(body[:-1] + f', "hash": "{current}"}}'.encode())
-            (folder / name).write_bytes(b"\n".join(written) + b"\n")
+            written, last = chain(edit(lines))
+            (folder / name).write_bytes(written)
             if head and name == "ledger.jsonl":
-                content = json.dumps({"length": len(written), "hash": current})
-                (folder / f"{name}.head").write_text(content)
+                (folder / f"{name}.head").write_text(json.dumps(last))
 
     return change
 
@@ -114,26 +122,26 @@ def withhold(number: int) -> Change:
     return change
 
 
-def first_charge(entries: list[dict[str, Any]]) -> dict[str, Any]:
+def first_charge(entries: Entries) -> dict[str, Any]:
     return next(entry for entry in entries if entry["kind"] == "charge")
 
 
-def less_noise_charged(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def less_noise_charged(entries: Entries) -> Entries:
     first_charge(entries)["event"]["blocks"][0]["noise_multiplier"] *= 2
     first_charge(entries)["event"]["noise_multiplier"] *= 2
     return entries
 
 
-def without_a_charge(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_a_charge(entries: Entries) -> Entries:
     entries.remove(first_charge(entries))
     return entries
 
 
-def not_seeded(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def not_seeded(entries: Entries) -> Entries:
     return [*entries[:-1], {"kind": "seeded", "run": entries[-1]["run"], "time": "now"}, entries[-1]]
 
 
-def smaller_answer_noise(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def smaller_answer_noise(entries: Entries) -> Entries:
     for entry in entries:
         for answer in entry.get("answers", ()):
             for group in answer.get("groups", ()):
@@ -141,8 +149,8 @@ def smaller_answer_noise(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return entries
 
 
-def noise_of_events(factor: float) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
-    def change(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def noise_of_events(factor: float) -> Callable[[Entries], Entries]:
+    def change(events: Entries) -> Entries:
         for event in events:
             event["noise_multiplier"] *= factor
             for block in event["blocks"]:
@@ -152,18 +160,104 @@ def noise_of_events(factor: float) -> Callable[[list[dict[str, Any]]], list[dict
     return change
 
 
-def event_with(**changes: Any) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+def event_with(**changes: Any) -> Callable[[Entries], Entries]:
     return lambda events: [{**event, **changes} for event in events]
 
 
-def written_anew(folder: Path) -> None:
-    """Other weights, and everything that names them written anew: what only the holder of the ledger can do."""
+def written_anew(edit: Callable[[Entries], Entries] = lambda entries: entries) -> Change:
+    """Edit the ledger of the run, and write everything that names it anew: card, hashes and head."""
+
+    def named(folder: Path, entries: Entries) -> Entries:
+        *before, end = edit(entries)
+        release = folder / "release"
+        weights = hashlib.sha256((release / "model.safetensors").read_bytes()).hexdigest()
+        edit_card(weights=weights, ledger_head=chain(before)[1])(folder)
+        files = {name: hashlib.sha256((release / name).read_bytes()).hexdigest() for name in end["files"]}
+        return [*before, {**end, "files": files}]
+
+    return lambda folder: chained_again(partial(named, folder))(folder)
+
+
+def other_weights(folder: Path) -> None:
     taken_from("other", "release/model.safetensors")(folder)
-    weights = folder / "release" / "model.safetensors"
-    edit_card(weights=hashlib.sha256(weights.read_bytes()).hexdigest())(folder)
-    card = folder / "release" / "card.json"
-    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (card, weights)}
-    chained_again(lambda entries: [*entries[:-1], {**entries[-1], "files": files}])(folder)
+    written_anew()(folder)
+
+
+def answers_of(entries: Entries) -> Entries:
+    return [answer for entry in entries for answer in entry.get("answers", ())]
+
+
+def answered_twice(entries: Entries) -> Entries:
+    answers = next(entry["answers"] for entry in entries if "answers" in entry)
+    answers.append({**answers[0], "sha256": "0" * 64})
+    return entries
+
+
+def described_by(**values: Any) -> Callable[[Entries], Entries]:
+    """Answers whose groups have these values."""
+
+    def edit(entries: Entries) -> Entries:
+        for answer in answers_of(entries):
+            for group in answer.get("groups", ()):
+                group.update(values)
+        return entries
+
+    return edit
+
+
+def without_groups(entries: Entries) -> Entries:
+    for answer in answers_of(entries):
+        if "groups" in answer:
+            answer["groups"] = []
+    return entries
+
+
+def without_answers(entries: Entries) -> Entries:
+    for entry in entries:
+        entry.pop("answers", None)
+    return entries
+
+
+def begun_twice(entries: Entries) -> Entries:
+    entries.insert(2, dict(entries[1]))
+    entries[-1]["entries"] += 1
+    return entries
+
+
+def of_an_earlier_version(folder: Path) -> None:
+    """A card without the entries that bind it, as version 0.2.0 wrote it, and other weights."""
+    path = folder / "release" / "card.json"
+    card = json.loads(path.read_text())
+    for entry in ("ledger", "lineage", "composition", "weights", "gaussian_mu"):
+        card.pop(entry, None)
+    path.write_text(json.dumps({**card, "paper": "another"}, indent=2, ensure_ascii=False) + "\n")
+    flip_weight(folder)
+
+
+def in_another_order(folder: Path) -> None:
+    path = folder / "release" / "card.json"
+    card = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(sorted(card.items())), indent=2, ensure_ascii=False) + "\n")
+
+
+def promise_out_of_sight(folder: Path) -> None:
+    """A page whose readers see another promise than programs do."""
+    path = folder / "release" / "card.html"
+    before, body, after = re.split(r"(<body.*</body>)", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"<[^>]+>", "", body)
+    path.write_text(f"{before}<body>Nothing can be learnt.<template>{text}</template></body>{after}", encoding="utf-8")
+
+
+def with_a_line_about_audits(folder: Path) -> None:
+    """A page of which only the text is compared, since such a line is written after the release."""
+    edit_card(audits=["2026: nothing found"])(folder)
+    replace_text("release/card.html", "</body>", "<p>Nothing can be learnt.</p></body>")(folder)
+
+
+def around_it(folder: Path) -> None:
+    """Another release in the folder that holds this one."""
+    for path in (folder.parent / "seeded" / "release").iterdir():
+        shutil.copy(path, folder / path.name)
 
 
 def certified_though_seeded(folder: Path) -> None:
@@ -214,6 +308,13 @@ SEEN: dict[str, Change] = {
     "notes": edit_card(notes={"purpose": "anything"}),
     "lineage": edit_card(lineage=["0" * 32]),
     "composition": edit_card(composition={"rule": "renyi filter", "order": 2}),
+    "card: an entry written twice": replace_text(
+        "release/card.json", '"epsilon": 3.0,', '"epsilon": 0.1,\n  "epsilon": 3.0,'
+    ),
+    "card: entries in another order": in_another_order,
+    "card: an entry that no card has": edit_card(privacy="perfect"),
+    "card: a line about audits that is not text": edit_card(audits=[{"found": "nothing"}]),
+    "card as of an earlier version, and weights": of_an_earlier_version,
     "ledger's id": edit_card(ledger="0" * 32),
     "hash of the weights": edit_card(weights="0" * 64),
     "weights": flip_weight,
@@ -227,6 +328,9 @@ SEEN: dict[str, Change] = {
     "weights of a seeded run": taken_from("seeded", "release/model.safetensors"),
     "release of a seeded run, called certified": certified_though_seeded,
     "page: the sentence": replace_text("release/card.html", "changes the", "does not change the"),
+    "page: the promise where nobody sees it": promise_out_of_sight,
+    "page: a line more": replace_text("release/card.html", "</body>", "<p>Nothing can be learnt.</p></body>"),
+    "another release in the folder above": around_it,
     "ledger: an edited line": replace_text("ledger.jsonl", '"steps": 1', '"steps": 2'),
     "ledger: the head of the file": drop_line(0),
     "ledger: a charge": drop_line(3),
@@ -235,6 +339,11 @@ SEEN: dict[str, Change] = {
     "ledger chained again: a charge less": chained_again(without_a_charge),
     "ledger chained again: seeded": chained_again(not_seeded),
     "ledger chained again: noise of the answers": chained_again(smaller_answer_noise),
+    "all written anew: half the noise": written_anew(smaller_answer_noise),
+    "all written anew: a negative clip": written_anew(described_by(clip_norm=-1.0, standard_deviation=0.0)),
+    "all written anew: an answer of no group": written_anew(without_groups),
+    "all written anew: an answer that was not charged": written_anew(answered_twice),
+    "all written anew: a run begun twice": written_anew(begun_twice),
 }
 
 
@@ -248,6 +357,9 @@ TRANSCRIPT: dict[str, Change] = {
 
 UNSEEN: dict[str, Change] = {
     "a line about audits added to the card": edit_card(audits=["2026: nothing found"]),
-    "other weights, with card, ledger and head written anew": written_anew,
+    "a page with a line about audits, and more": with_a_line_about_audits,
+    "other weights, with card, ledger and head written anew": other_weights,
+    "descriptions of answers left out, all written anew": written_anew(without_answers),
+    "a file beside those of the release": lambda folder: shutil.copy(__file__, folder / "release"),
 }
-"""What nobody can see who is given nothing else; a signature covers both."""
+"""What nobody can see who is given nothing else, though the verifier notes it; a signature covers all but the last."""

@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 import verify_release  # type: ignore[import-not-found]
 
-from sfumato.privacy import Block, SubsampledGaussian
+from cli.commands import run_here
+from sfumato.methods.dp_realnvp import DPRealNVP
+from sfumato.privacy import Block, Budget, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
+from sfumato.training.run import RunOptions, train_run
 from verifier_cases.releases import METHOD_CASES, OTHER_CASES, made
+from worst_case import worst_case_images
 
 SCRIPT = Path(__file__).parents[2] / "verifier" / "verify_release.py"
 QUICK = ("dp-merf certified", "unit person", "lineage elsewhere", "second run on the ledger")
@@ -50,6 +54,38 @@ def test_it_runs_alone_and_needs_nothing_installed(tmp_path: Path) -> None:
     asked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert asked.returncode == 0 and "agrees with the ledger" in asked.stdout
     assert json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True).stdout)["status"] == 0
+
+
+@pytest.mark.parametrize("named", ["the run's folder", "the ledger and the release"])
+def test_the_command_writes_a_transcript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    folder = made("second run on the ledger", tmp_path / "run")
+    given = [str(folder)] if named == "the run's folder" else [str(folder / "ledger.jsonl"), "--release", str(folder)]
+    assert run_here(monkeypatch, "ledger", *given, "--transcript", str(tmp_path / "transcript.jsonl")) == 0
+    assert (tmp_path / "transcript.jsonl").read_bytes() == (folder / "transcript.jsonl").read_bytes()
+
+
+class _Stopped(Exception):
+    pass
+
+
+class _Stops:
+    """A progress display that ends the training after an answer."""
+
+    def report(self, name: str, done: int, total: int, epsilon: float | None) -> None:
+        raise _Stopped
+
+
+def test_a_run_that_was_interrupted_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The description of an answer may be lost with the process; the verifier says how many are."""
+    monkeypatch.setattr("sfumato.training.checkpoint.FolderCheckpoint.due", True)
+    images, plan = worst_case_images(), DPRealNVP.small().plan(Budget(3.0, 1e-5))
+    with pytest.raises(_Stopped):
+        train_run(tmp_path / "run", DPRealNVP.small(), images, plan, RunOptions(device="cpu", progress=_Stops()))
+    train_run(tmp_path / "run", DPRealNVP.small(), images, plan, RunOptions(device="cpu", resume=True))
+    found = verify_release.verify(tmp_path / "run", ledger=tmp_path / "run" / "ledger.jsonl")
+    assert found["status"] == 0, found
+    (note,) = [note for note in found["notes"] if "not described" in note]
+    assert note.startswith("1 answers")
 
 
 SETTINGS = [

@@ -157,7 +157,7 @@ def test_pages_have_no_inline_script_or_style_and_no_outside_address(server: Liv
     for path in ("/", "/browse", "/nowhere"):
         text = server.get(path).text
         assert not re.search(r"<script(?! src=\"/static/)|\son\w+=|style=|<style|https?:", text)
-        assert re.search(r'class="banner (inside|leave)"', text)
+        assert re.search(r'class="banner (inside|leave|plain)"', text)
 
 
 def archive(files: dict[str, bytes], *, method: int = zipfile.ZIP_DEFLATED) -> bytes:

@@ -168,11 +168,9 @@ def _evaluate(
 
 
 def _accuracy(pixels: np.ndarray, labels: np.ndarray, test_pixels: np.ndarray, test_labels: np.ndarray) -> float:
-    try:
-        from sklearn.exceptions import ConvergenceWarning
-        from sklearn.linear_model import LogisticRegression
-    except ImportError:
-        raise ImportError("the demo's classifier needs scikit-learn: pip install 'sfumato[eval]'") from None
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
     if len(np.unique(labels)) < 2 or not len(test_labels):
         return float("nan")
     model = LogisticRegression(C=0.01, max_iter=200)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -99,7 +98,7 @@ def _facts(found: Ledger, release: Path | None, key: Path | None, sign: Path | N
         from sfumato.training.run import release_folder
 
         folder = release_folder(release)
-        card = Card.from_json(json.loads((folder / "card.json").read_text(encoding="utf-8")))
+        card = Card.read(folder)
         facts["holds_release"] = found.holds(card.ledger_head.length, card.ledger_head.hash)
         facts["disagreements"] = problems(folder, found)
         if sign is not None and not facts["disagreements"]:

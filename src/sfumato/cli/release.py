@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -177,7 +176,7 @@ def card(
     from sfumato.release.registry import Stated, nist_layers, registry_entry, yaml_text
     from sfumato.training.run import release_folder
 
-    found = Card.from_json(json.loads((release_folder(release) / "card.json").read_text(encoding="utf-8")))
+    found = Card.read(release_folder(release))
     stated = Stated(curator, region, sector, intended_use, justification)
     if not registry:
         layers = nist_layers(found)

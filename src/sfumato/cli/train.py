@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from sfumato.planning.expected_use import PublicFacts
     from sfumato.privacy import AnyBudget
     from sfumato.privacy.distributed import World
-    from sfumato.release.card import Card
     from sfumato.release.signature import SigningKey
     from sfumato.training.run import Run
 
@@ -103,21 +102,6 @@ def expected_use(method: Method, facts: PublicFacts | None, *, declared: bool) -
     if row.expected_use is None:
         return ()
     return (f"Expected use: {row.expected_use}; {row.why}. This was predicted before the training.",)
-
-
-def use_afterwards(card: Card, facts: PublicFacts | None) -> str | None:
-    """A warning where the released, noisy counts are of fewer units than any use needs."""
-    from sfumato.planning.expected_use import HOPELESS_BELOW, units_needed
-
-    if facts is None or card.class_counts is None:
-        return None
-    found, needed = max(0.0, sum(card.class_counts)), units_needed(card.method, facts, HOPELESS_BELOW)
-    if needed is None or found >= needed:
-        return None
-    return (
-        f"WARNING: by the noisy counts that are released there are about {found:,.0f} {card.unit}s, and rough use "
-        f"needs about {needed:,} at ε {facts.epsilon:g}: the images show noise more than the collection."
-    )
 
 
 def noted(pairs: Sequence[str]) -> dict[str, str]:
@@ -223,6 +207,7 @@ def train(
     from sfumato.data import PrivateImages
     from sfumato.data.holdout import HoldOut
     from sfumato.data.remote import resolved
+    from sfumato.planning.plan import too_few_counted
     from sfumato.training.distributed import process_group
     from sfumato.training.run import Run, RunOptions, train_run
 
@@ -300,8 +285,8 @@ def train(
         raise typer.Exit(130) from None
     if world.first:
         say(release.card.explained)
-        if (verdict := use_afterwards(release.card, public)) is not None:
-            warn(verdict)
+        if (verdict := too_few_counted(release.card)) is not None:
+            warn(f"WARNING: {verdict}")
         say(f"Written: {run.release}")
 
 

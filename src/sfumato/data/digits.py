@@ -65,7 +65,7 @@ def _typefaces() -> list[ImageFont.FreeTypeFont]:
     # Found, not imported: matplotlib takes a while to start and only its fonts are wanted.
     spec = find_spec("matplotlib")
     if spec is None or not spec.submodule_search_locations:
-        raise ImportError("drawn digits use the fonts inside matplotlib: pip install 'sfumato[report]'")
+        raise ImportError("drawn digits use the fonts inside matplotlib, which is not installed")
     folder = Path(spec.submodule_search_locations[0]) / "mpl-data" / "fonts" / "ttf"
     size = round(_GLYPH_HEIGHT / 0.72)
     own = ImageFont.load_default(size)

@@ -14,7 +14,9 @@ from sfumato.data.errors import BadInput, NoPerson, parsing
 from sfumato.data.source import Record, Selection
 
 _NO_PERSON = "an image names no person"
-_UNSEEN = re.compile("[\u034f\u180b-\u180f\ufe00-\ufe0f]")  # beside those of Unicode's category Cf
+# Beside those of Unicode's categories Cc (blanks are kept) and Cf.
+_UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0]")
+_APOSTROPHES = str.maketrans(dict.fromkeys("\u2018\u2019\u02bc\u00b4`", "'"))
 _FILL = (
     'Name a person for every image, or leave such images out with missing_persons="leave out" (--missing-persons '
     '"leave out").'
@@ -79,7 +81,7 @@ class Persons:
 
 
 def one_spelling(name: str) -> str:
-    """A name without what readers do not see: letter case, forms of one letter, kinds and runs of blanks.
+    """A name without what readers do not see: letter case, forms of one letter, kinds of blanks, dashes, apostrophes.
 
     Two persons who are joined are protected together, which protects each of them. Digits are left as they are, since
     7 and 007 may be two persons.
@@ -87,9 +89,22 @@ def one_spelling(name: str) -> str:
     >>> one_spelling("Zoe\u0308\u00a0 LEE\u200b ") == one_spelling("zo\u00eb lee")
     True
     """
-    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
-    seen = (letter for letter in text if unicodedata.category(letter) != "Cf" and not _UNSEEN.match(letter))
-    return " ".join("".join(seen).split())
+    text = _normal(_seen(name))
+    return " ".join(_seen(_normal(text)).split())
+
+
+def _seen(text: str) -> str:
+    """Without what has no shape and would keep an accent from its letter; with one kind of dash and of apostrophe."""
+    found = []
+    for letter in text.translate(_APOSTROPHES):
+        kind = unicodedata.category(letter)
+        if letter.isspace() or (kind not in ("Cc", "Cf") and not _UNSEEN.match(letter)):
+            found.append("-" if kind == "Pd" else letter)
+    return "".join(found)
+
+
+def _normal(text: str) -> str:
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ class Tuning:
                 notes=options.notes,
             )
             release = Release(type(method)(**parameters), _generator(trial), card).bound()
-            opened.end_run(run, files=release.hashes())
+            opened.end_run(run, files=release.hashes(opened))
             return release
         finally:
             if opened is not ledger:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sfumato.durations import duration
 from sfumato.methods import METHODS, Method, find
@@ -18,6 +18,9 @@ from sfumato.planning.expected_use import (
     signal_to_noise,
     units_needed,
 )
+
+if TYPE_CHECKING:
+    from sfumato.release.card import Card
 
 ASSUMED_SIZE = 10_000
 """The number of units that a choice is made for where none is declared: the real one is private."""
@@ -157,6 +160,29 @@ def use_needs(method: str, facts: PublicFacts) -> str | None:
         return None
     text = f"At ε {facts.epsilon:g}, {method} needs about {rough:,} {facts.unit}s for rough use"
     return f"{text}, {good:,} for good use" if good is not None else f"{text}; good use was never reached with it"
+
+
+def too_few_counted(card: Card) -> str | None:
+    """A warning where the released, noisy counts are of fewer units than any use needs; only the card is read."""
+    if card.class_counts is None or card.epsilon is None or card.delta is None:
+        return None
+    channels, height, width = card.shape
+    facts = PublicFacts(
+        declared_size=1,
+        size=max(height, width),
+        channels=channels,
+        classes=len(card.classes),
+        epsilon=card.epsilon,
+        delta=card.delta,
+        unit=card.unit,
+    )
+    found, needed = max(0.0, sum(card.class_counts)), units_needed(card.method, facts, HOPELESS_BELOW)
+    if needed is None or found >= needed:
+        return None
+    return (
+        f"By the noisy counts that are released there are about {found:,.0f} {card.unit}s, and rough use needs about "
+        f"{needed:,} at ε {card.epsilon:g}: the images show noise more than the collection."
+    )
 
 
 def _why(method: str, share: float | None, facts: PublicFacts) -> str:

@@ -329,7 +329,9 @@ class Ledger:
                 f"the guarantee of {public.name!r} is per {public.unit} and this ledger counts per {self.limit.unit}; "
                 "the two cannot be added up"
             )
-        if public.release is not None and not self.knows(public.release):
+        if public.release is not None and self.knows(public.release):
+            self._check_own_release(public, public.release)
+        elif public.release is not None:
             # Under names of their own, so that they are not taken for answers to the run's queries.
             events = [replace(event, name=f"{public.name}: {event.name}") for event in public.events]
             # As a run of its own: this one was planned when that release could be read.
@@ -342,6 +344,13 @@ class Ledger:
             here = self.knows(public.release)
             entry |= {"release": public.release, "proof": "this ledger" if here else public.proof}
         self._journal.append(entry)
+
+    def _check_own_release(self, public: PublicInput, release: str) -> None:
+        """A card that names a run of this ledger is believed if it lists what this ledger has charged to that run."""
+        if self.seeded(release) or self.own_code(release):
+            raise ValueError(f"{public.name!r} is from run {release}, which this ledger says has no guarantee")
+        if set(public.events) not in (set(self.committed_events(release)), set(self.release_events(release))):
+            raise ValueError(f"the card of {public.name!r} lists other events than this ledger charged to {release}")
 
     def share_key(self, other: Ledger) -> None:
         """Fingerprints on this ledger are those of ``other``: for the trials of a selection."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import csv
 import hashlib
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -19,10 +22,18 @@ _HASHED_AT_ONCE = 64  # images
 
 
 def _files(place: Path) -> set[tuple[int, int]]:
-    """Device and number of every file: the same for all of its names, links included."""
-    found = (place,) if place.is_file() else (Path(base, name) for base, _, names in os.walk(place) for name in names)
-    told = (file.stat() for file in found if file.exists())
-    return {(one.st_dev, one.st_ino) for one in told}
+    """Device and number of every file, and of those that a list names: the same for all names of a file."""
+    found = [place] if place.is_file() else [Path(base, name) for base, _, names in os.walk(place) for name in names]
+    told = {(one.st_dev, one.st_ino) for one in (file.stat() for file in found if file.exists())}
+    for listing in (file for file in found if file.suffix.lower() == ".csv" and file.is_file()):
+        with listing.open(newline="", encoding="utf-8-sig", errors="replace") as rows:
+            names = {name for row in csv.reader(rows) for name in row}
+        for name in names:
+            with contextlib.suppress(OSError, ValueError):
+                one = os.stat(listing.parent / name)
+                if stat.S_ISREG(one.st_mode):
+                    told.add((one.st_dev, one.st_ino))
+    return told
 
 
 class PrivateRecords:

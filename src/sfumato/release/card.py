@@ -9,9 +9,10 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Self
 
-from sfumato.files import json_text
+from sfumato.files import json_text, parsed_json
 from sfumato.privacy import Budget, Event, Ledger, Plan, SubsampledGaussian
 from sfumato.privacy.accounting import ACCOUNTANT, relation
 from sfumato.privacy.budget import Unit
@@ -58,7 +59,8 @@ class Claim:
 class LedgerHead:
     """The last ledger entry when the card was made: the number of entries and the hash that chains them.
 
-    The run's end follows it, and has the card's hash. (In version 0.2.0 it was the end itself.)
+    The run's end follows it, and has the hashes of the card, its page and the weights. (In version 0.2.0 it was the
+    end itself.)
     """
 
     length: int
@@ -183,6 +185,11 @@ class Card:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The card in a folder."""
+        return cls.from_json(parsed_json((folder / "card.json").read_text(encoding="utf-8")))
+
+    @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The card that ``to_json`` wrote; a missing or an unknown entry is an error that names it."""
         names = [one.name for one in fields(cls) if one.name in data or one.name not in _LATER]
@@ -196,6 +203,8 @@ class Card:
         for name in ("events", "planned"):
             values[name] = tuple(event_from_json(event) for event in data.get(name, ()))
         values["ledger_head"] = LedgerHead(**data["ledger_head"])
+        if not all(isinstance(line, str) for line in values["audits"]):
+            raise ValueError("a line about audits is not text")
         return cls(**values)
 
 
@@ -371,5 +380,7 @@ def _public_input(one: Mapping[str, str]) -> str:
         return named + "which by the custodian's statement shares no record with the private one"
     found = named + f"drawn from the release of run {one['release']}, whose spending is counted"
     if proof := one.get("proof"):
-        return f"{found} (by {proof})"
-    return f"{found} as its card states it; that this card is true is the custodian's statement"
+        return f"{found} (by {proof}); that the images are from it is the custodian's statement"
+    return (
+        f"{found} as its card states it; that this card is true and the images are its own is the custodian's statement"
+    )

@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 from sfumato.data.formats.folder import check_name
 from sfumato.data.images import PublicImages
 from sfumato.files import new_folder, write_json
+from sfumato.options import ExportFormat
 from sfumato.privacy.distributed import World
 from sfumato.release.card import Card
 from sfumato.release.dicom import write_dicom_files
@@ -27,8 +27,6 @@ from sfumato.release.pages import grid
 from sfumato.release.registry import write_catalogue
 from sfumato.release.release import Release
 from sfumato.release.synthetic import SyntheticImages
-
-ExportFormat = Literal["folder", "npz", "parquet", "dicom"]
 
 DESCRIPTION = 0x010E
 """EXIF's number of an image's description."""
@@ -95,7 +93,7 @@ def read_export(path: str | Path) -> SyntheticImages:
     place = _exported_images(path)
     if place is None or not (path / "card.json").is_file():
         raise FileNotFoundError(f"{path} holds no exported images with their card.json")
-    card = Card.from_json(json.loads((path / "card.json").read_text(encoding="utf-8")))
+    card = Card.read(path)
     found = PublicImages.read(place)
     if not set(found.classes) <= set(card.classes):
         raise ValueError(f"{path}: the images have classes that their card does not name")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Literal
 
@@ -99,7 +98,7 @@ def _card_beside(path: Path) -> Card | None:
     """The card of an export: in the folder, or beside the images that were named themselves."""
     for folder in (path, path.parent):
         if (folder / "card.json").is_file() and is_export(folder):
-            return Card.from_json(json.loads((folder / "card.json").read_text(encoding="utf-8")))
+            return Card.read(folder)
     return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from sfumato.files import new_folder, write_file, write_json
+from sfumato.privacy import Ledger
 from sfumato.release.card import Card
 from sfumato.release.pages import card_page
 from sfumato.release.signature import SigningKey
@@ -77,6 +77,7 @@ class Release:
         self.model = self.method.build(card.shape, len(card.classes))
         _load(self.model, {name: tensor.detach().cpu() for name, tensor in tensors.items()})
         self.model.eval().requires_grad_(False)
+        self._page: str | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -201,15 +202,20 @@ class Release:
         digest = hashlib.sha256(self.weights()).hexdigest()
         return Release(self.method, self.model.state_dict(), replace(self.card, weights=digest))
 
-    def hashes(self) -> dict[str, str]:
-        """What the ledger keeps of the release when its run ends."""
-        return {"card.json": self.card.sha256, WEIGHTS: self.card.weights}
+    def hashes(self, ledger: Ledger) -> dict[str, str]:
+        """What the ledger keeps of the release when its run ends; no page is drawn for a ledger in memory."""
+        found = {"card.json": self.card.sha256, WEIGHTS: self.card.weights}
+        if ledger.path is not None:
+            found["card.html"] = hashlib.sha256(self.page().encode()).hexdigest()
+        return found
 
     def page(self) -> str:
         """The card as HTML. Its samples use a fixed seed and the CPU, so that anyone can draw them again."""
-        labels = np.repeat(np.arange(len(self.classes)), 10)[:100]
-        drawn = self.sample(len(labels), labels=labels, seed=0, device="cpu")
-        return card_page(drawn, columns=10)
+        if self._page is None:
+            labels = np.repeat(np.arange(len(self.classes)), 10)[:100]
+            drawn = self.sample(len(labels), labels=labels, seed=0, device="cpu")
+            self._page = card_page(drawn, columns=10)
+        return self._page
 
     def save(self, folder: str | Path, *, key: SigningKey | None = None) -> Path:
         """Write ``model.safetensors``, ``card.json`` and ``card.html`` into a new folder, all or nothing.
@@ -235,7 +241,7 @@ class Release:
         """The release that ``save`` wrote. ``rebuild`` makes its method, and the present names of its tensors."""
         folder = Path(folder)
         try:
-            card = Card.from_json(json.loads((folder / "card.json").read_text(encoding="utf-8")))
+            card = Card.read(folder)
             content = (folder / WEIGHTS).read_bytes()
             if card.weights and hashlib.sha256(content).hexdigest() != card.weights:
                 raise ValueError(f"{WEIGHTS} is not the file that the card names")

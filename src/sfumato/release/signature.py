@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato.files import write_file, write_json
+from sfumato.files import parsed_json, write_file, write_json
 from sfumato.privacy import Ledger
 from sfumato.privacy.journal import line_hash
 
@@ -103,7 +103,7 @@ def verify(folder: str | Path, *, public_key: bytes | None = None) -> str | None
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
+        entry = parsed_json(path.read_text(encoding="utf-8"))
         if set(entry) != {"signed", "public_key", "signature"}:
             raise ValueError("other entries than a signature has")
         named, signature = bytes.fromhex(entry["public_key"]), base64.b64decode(entry["signature"], validate=True)
@@ -128,7 +128,7 @@ def verify(folder: str | Path, *, public_key: bytes | None = None) -> str | None
 def _contents(folder: Path) -> dict[str, Any]:
     """What is signed: the hash of each file, and the ledger's head and run from the card."""
     hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in _SIGNED_FILES}
-    card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    card = parsed_json((folder / "card.json").read_text(encoding="utf-8"))
     return {"format": _FORMAT, **hashes, "ledger_head": card["ledger_head"], "run": card["run"]}
 
 
@@ -176,5 +176,5 @@ def write_transcript(ledger: Ledger, run: str, path: str | Path) -> Path:
 
 def run_of(folder: Path) -> str:
     """The run that a release's card names."""
-    card: dict[str, Any] = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    card: dict[str, Any] = parsed_json((folder / "card.json").read_text(encoding="utf-8"))
     return str(card["run"])

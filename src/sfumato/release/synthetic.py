@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from sfumato.release.card import Card
 
 if TYPE_CHECKING:
-    from sfumato.release.export import ExportFormat
+    from sfumato.options import ExportFormat
 
 
 @dataclass(frozen=True, eq=False)

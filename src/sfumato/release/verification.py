@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sfumato.files import json_text, parsed_json
 from sfumato.privacy import Ledger
 from sfumato.privacy.accounting import ACCOUNTANT, relation
 from sfumato.privacy.events import PrivateSelection
@@ -30,12 +33,14 @@ from sfumato.release.plain_numbers import best_guess, guess_by_definition
 from sfumato.release.public_input import follows
 from sfumato.release.release import WEIGHTS
 
+_UNSEEN = re.compile(r"<(style|script|template)\b.*?</\1>|<!--.*?-->|<[^>]+>", re.DOTALL)
 _OTHER_ACCOUNTANT = 1e-3  # between versions of the accountant, as a share of a stated probability
 
 
 def problems(folder: Path, ledger: Ledger | None = None) -> list[str]:
     """What does not fit in a release's folder, a sentence each: card, weights and page, and the ledger if given."""
-    card = Card.from_json(json.loads((folder / "card.json").read_text(encoding="utf-8")))
+    card = Card.read(folder)
+    written = parsed_json((folder / "card.json").read_text(encoding="utf-8"))
     weights = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
     found = [*inconsistencies(card), *_page(folder / "card.html", card)]
     if card.weights and weights != card.weights:
@@ -43,9 +48,18 @@ def problems(folder: Path, ledger: Ledger | None = None) -> list[str]:
     if ledger is None:
         return found
     found += disagreements(card, ledger)
-    if (bound := ledger.released_files(card.run).get(WEIGHTS)) is not None and weights != bound:
-        found.append(f"{WEIGHTS} is not the file that the ledger names")
-    return found
+    if not (bound := ledger.released_files(card.run)):
+        return found
+    page = folder / "card.html"
+    hashes = {
+        WEIGHTS: weights,
+        "card.json": hashlib.sha256(json_text({**written, "audits": []}).encode()).hexdigest(),
+        # A page that says what audits have found was written later.
+        **({"card.html": hashlib.sha256(page.read_bytes()).hexdigest()} if page.exists() and not card.audits else {}),
+    }
+    return found + [
+        f"{name} is not the file that the ledger names" for name in hashes if hashes[name] != bound.get(name)
+    ]
 
 
 def inconsistencies(card: Card) -> list[str]:
@@ -78,7 +92,7 @@ def _page(page: Path, card: Card) -> list[str]:
     """What the card's page says."""
     if not page.exists():
         return []
-    text = html.unescape(re.sub(r"<[^>]+>", "", page.read_text(encoding="utf-8")))
+    text = html.unescape(_UNSEEN.sub("", page.read_text(encoding="utf-8")))
     found = [] if card.sentence in text else ["card.html does not say the card's sentence"]
     numbers = f"\u03b5 = {card.epsilon:g} at \u03b4 = {card.delta:g}" if card.certified else "NO GUARANTEE"
     return found if numbers in text else [*found, f"card.html does not say {numbers!r}"]
@@ -90,7 +104,7 @@ def disagreements(card: Card, ledger: Ledger) -> list[str]:
     if head.length < 1 or not ledger.holds(head.length, head.hash) or not ledger.knows(run):
         return ["its spending is not on this ledger"]
     entry, events = ledger.run_entry(run), ledger.release_events(run)
-    found = _unbound(card, ledger)
+    found = [*_unbound(card, ledger), *_answers(ledger, run)]
     # A selection is one run of several methods, of which the best is released.
     if not any(isinstance(event, PrivateSelection) for event in events):
         method, variant, parameters = _released_method(entry)
@@ -127,18 +141,45 @@ def _unbound(card: Card, ledger: Ledger) -> list[str]:
         found.append("the end of its run is not on this ledger")
     if bound and (card.sha256 != bound["card.json"] or card.weights != bound[WEIGHTS]):
         found.append("the card is not the one whose hash is on the ledger")
+    kinds = Counter(entry["kind"] for entry in ledger.entries() if entry.get("run") == card.run)
+    if kinds["run"] != 1 or kinds["end"] > 1:
+        found.append("its run begins or ends twice on the ledger")
     if bound and any(line not in card.public for line in public_inputs(ledger, card.run)):
         found.append("the card does not name a collection that the run treated as public")
     return found
 
 
+def _answers(ledger: Ledger, run: str) -> list[str]:
+    """Answers that were not charged before, or had less noise than was charged."""
+    groups: dict[tuple[str, str, str], Any] = {}
+    noise: dict[tuple[str, str, str], float] = {}
+    left: Counter[tuple[str, str, str]] = Counter()
+    for entry in ledger.entries():
+        if entry.get("run") not in (run, *ledger.lineage(run)):
+            continue
+        for answer in entry.get("answers", ()):
+            left[place := (entry["run"], answer["event"], answer["block"])] -= 1
+            if left[place] < 0:
+                return [f"the ledger has an answer to {answer['event']!r} that was not charged"]
+            parts = groups[place] = answer["groups"] if "groups" in answer else groups[place]
+            wanted = math.sqrt(len(parts)) * noise[place] * (1 - 1e-9)
+            if not parts or not all(0 < wanted * one["clip_norm"] <= one["standard_deviation"] for one in parts):
+                return [f"an answer to {answer['event']!r} had less noise than was charged"]
+        if entry["kind"] == "charge" and "from" not in entry:
+            for block in entry["event"].get("blocks", ()):
+                left[place := (entry["run"], entry["event"]["name"], block["name"])] += entry["event"]["steps"]
+                noise[place] = max(block["noise_multiplier"], noise.get(place, 0.0))
+    return []
+
+
 def _disagreements_of_a_promise(card: Card, ledger: Ledger, planned: Any) -> list[str]:
     run = card.run
+    runs = (run, *ledger.lineage(run))
     found = [
         f"the card says {CERTIFIED}, but {reason}"
         for reason, holds in {
-            "the run drew its noise from a fixed seed": ledger.seeded(run),
-            "code outside of the trusted base answered queries": bool(ledger.own_code(run)),
+            "the run, or one that it builds on, drew its noise from a fixed seed": any(map(ledger.seeded, runs)),
+            "code outside of the trusted base answered queries": any(map(ledger.own_code, runs)),
             "the collection's unit is another": card.unit != ledger.limit.unit,
             "the ledger counts at another δ": card.delta != ledger.limit.delta,
         }.items()

@@ -157,7 +157,7 @@ def train(
             notes=options.notes,
         )
         release = rebuilt.published(Release(rebuilt, tensors, card)).bound()
-        run.end(release.card.text, release.hashes())
+        run.end(release.card.text, release.hashes(run.ledger))
     return release
 
 
@@ -243,7 +243,11 @@ def in_folder(
 def release_folder(path: str | Path) -> Path:
     """The release of a run's folder; a release's own folder is returned as it is."""
     path = Path(path)
-    return path / "release" if (path / "release").is_dir() else path
+    if not (path / "release").is_dir():
+        return path
+    if (path / "card.json").exists():
+        raise ValueError(f"{path} and the folder 'release' in it both hold a release; name the one that is meant")
+    return path / "release"
 
 
 class Run:

@@ -10,16 +10,25 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from sfumato.options import AS_IT_IS, BudgetOptions, ReadingOptions, from_fields, to_fields, whole_number, words
+from sfumato.options import (
+    AS_IT_IS,
+    BudgetOptions,
+    ExportFormat,
+    ReadingOptions,
+    from_fields,
+    to_fields,
+    whole_number,
+    words,
+)
 from sfumato.web.workspace import Refused, Workspace, is_name
 
 if TYPE_CHECKING:
     from sfumato.planning.expected_use import PublicFacts
 
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
-FORMATS = ("folder", "npz", "parquet")
+FORMATS: tuple[str, ...] = get_args(ExportFormat)
 _SETTING = re.compile(r"[a-z][a-z0-9_]*=[A-Za-z0-9_.+-]+")
 _METHOD = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 

@@ -101,6 +101,11 @@ class Job:
     made: str = ""
 
     @property
+    def when(self) -> str:
+        """When it was asked, in the time of this machine, as people read it."""
+        return f"{datetime.fromisoformat(self.made).astimezone():%d %B %Y, %H:%M}".lstrip("0") if self.made else ""
+
+    @property
     def command_lines(self) -> list[str]:
         """What does the same in a terminal."""
         return [shlex.join(["sfumato", *arguments]) for arguments in self.commands]

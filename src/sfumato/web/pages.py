@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
 from sfumato.options import ReadingOptions
+from sfumato.planning.plan import too_few_counted
 from sfumato.release.pages import page_environment, render
 from sfumato.release.plain_numbers import factor_text, guess_by_definition, level, of_hundred
 from sfumato.release.release import chosen_device
@@ -32,6 +33,7 @@ from sfumato.web.workspace import NotThere, Refused, Workspace, exports_of, hold
 TEMPLATES = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
 _STYLES = ("style.css.jinja", "chart.css.jinja", "rows.css.jinja")
+PLAIN = ("plain", "ON THIS MACHINE", "Nothing on this page was computed from the images.")
 INSIDE = ("inside", "INSIDE ONLY", "This page shows facts about private data. Nothing on it may leave.")
 MAY_LEAVE = ("leave", "MAY LEAVE", "What is marked so follows from the release alone. The rest stays inside.")
 MIXED = ("inside", "INSIDE ONLY", "Only what is marked “may leave” may leave; the rest of this page may not.")
@@ -129,7 +131,7 @@ class Forms:
             request,
             "plan.html.jinja",
             status=200 if refusal is None else 400,
-            banner=INSIDE,
+            banner=PLAIN,
             job=found,
             back=back,
             refusal=refusal,
@@ -228,7 +230,7 @@ class Pages:
         return page(
             request,
             "overview.html.jinja",
-            banner=INSIDE,
+            banner=PLAIN,
             roots=self.workspace.roots,
             collections=found,
             runs=contents.runs(self.workspace, self.jobs),
@@ -328,6 +330,7 @@ class Pages:
             "run.html.jinja",
             banner=MIXED,
             run=found,
+            verdict=None if found.card is None else too_few_counted(found.card),
             related=related,
             has_evaluation=(found.path / "internal" / "evaluation.json").is_file(),
             has_public=(found.path / "public.html").is_file(),
