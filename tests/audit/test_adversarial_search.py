@@ -18,14 +18,14 @@ BUDGET = Budget(3.0, 1e-5)
 def test_nothing_is_found_in_a_certified_method(unit: str) -> None:
     private = worst_case_images(24, persons=unit == "person")
     found = sweep(DPMERF.small(), private, budget=Budget(3.0, 1e-5, unit=unit), pairs=3, tries=3)  # type: ignore[arg-type]
-    assert not found.flagged and found.vacuous() == []
+    assert not found.total.flagged and found.total.vacuous() == []
     assert {name: result.pairs for name, result in found.kinds.items()} == dict.fromkeys((*KINDS, "search"), 3)
 
 
 @pytest.mark.long
 def test_two_clips_are_found_by_almost_any_unit() -> None:
     found = sweep(TwoClips.small(), worst_case_images(24, size=8), budget=BUDGET, pairs=2, tries=2)
-    assert found.flagged and found.movement["train / gradient"] == pytest.approx(2**0.5, rel=1e-3)
+    assert found.total.flagged and found.total.movement["train / gradient"] == pytest.approx(2**0.5, rel=1e-3)
     assert "movement" not in {finding.rule for finding in found.kinds["not a number"].findings}
 
 

@@ -247,6 +247,19 @@ def accountant_check(
     return CanaryAudit("likelihood ratio of the ledger", bound, printed, 1)
 
 
+def unit_pixels(private: PrivateRecords) -> np.ndarray:
+    """The pixels of a collection in 0..1."""
+    scale = 255.0 if private._pixels.dtype == np.uint8 else 1.0
+    return np.asarray(private._pixels, dtype=np.float32) / np.float32(scale)
+
+
+def with_rows(
+    private: PrivateRecords, pixels: np.ndarray, labels: np.ndarray, persons: np.ndarray | None
+) -> PrivateRecords:
+    """A collection of the same classes and declared size with other rows."""
+    return PrivateRecords(pixels, labels, classes=private.classes, persons=persons, declared_size=private.declared_size)
+
+
 def _extended(
     private: PrivateRecords,
     canaries: int,
@@ -257,8 +270,7 @@ def _extended(
     labels: np.ndarray | None = None,
 ) -> tuple[PrivateRecords, int]:
     """The collection with canaries at its end, those in ``excluded`` masked, and the first canary's unit number."""
-    scale = 255.0 if private._pixels.dtype == np.uint8 else 1.0
-    own = np.asarray(private._pixels, dtype=np.float32) / np.float32(scale)
+    own = unit_pixels(private)
     images = np.zeros((canaries, *private.shape), np.float32) if images is None else images
     labels = np.zeros(canaries, np.int64) if labels is None else labels
     first, persons = len(own), None
@@ -266,12 +278,7 @@ def _extended(
         start = int(np.max(private._persons)) + 1 if len(private._persons) else 0
         persons = np.concatenate([private._persons, start + np.arange(canaries)])
         first = start if unit == "person" else first
-    data = PrivateRecords(
-        np.concatenate([own, images]),
-        np.concatenate([np.asarray(private._labels), labels]),
-        classes=private.classes,
-        persons=persons,
-        declared_size=private.declared_size,
-    )
+    both = np.concatenate([own, images]), np.concatenate([np.asarray(private._labels), labels])
+    data = with_rows(private, *both, persons)
     data._masked = private._masked | frozenset((first + excluded).tolist())
     return data, first

@@ -104,6 +104,21 @@ def likelihood(release: Release, images: np.ndarray, labels: np.ndarray) -> np.n
     return np.asarray(np.nan_to_num(chosen, nan=-1e9, posinf=1e9, neginf=-1e9))
 
 
+def attacks_on(
+    release: Release, members: tuple[np.ndarray, np.ndarray], others: tuple[np.ndarray, np.ndarray], *, samples: int
+) -> list[Membership]:
+    """GAN-Leaks with and without a reference set, and the density where the method has one."""
+    drawn, _ = release.sample(samples, seed=0, device="cpu")
+    half = len(others[0]) // 2
+    found = [
+        gan_leaks(drawn, members[0], others[0]),
+        gan_leaks(drawn, members[0], others[0][:half], reference=others[0][half:]),
+    ]
+    if hasattr(release.method, "density"):
+        found.append(Membership("likelihood", likelihood(release, *members), likelihood(release, *others)))
+    return found
+
+
 def distance(samples: int = 1000) -> Score:
     """The score of GAN-Leaks, for use by shadow models."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sfumato.audit.canary import accountant_check, white_box
-from sfumato.audit.membership import NOTICE, Membership, gan_leaks, likelihood
+from sfumato.audit.membership import NOTICE, attacks_on
 from sfumato.audit.noise import ALPHA, audit_noise
 from sfumato.audit.replay import replay
 from sfumato.audit.worst_case import worst_case_images
@@ -23,7 +23,6 @@ from sfumato.methods.registry import load, method_of
 from sfumato.privacy import Budget, BudgetExceeded, Event, Ledger
 from sfumato.privacy.accounting import epsilon
 from sfumato.release.card import Card, rounded_up
-from sfumato.release.release import Release
 from sfumato.release.verification import problems
 from sfumato.training.run import release_folder
 
@@ -74,7 +73,9 @@ def audit_release(
         audit["lines"].append("Not audited: the release has no guarantee, so there is no ε to refute.")
     if members is not None and others is not None:
         audit["internal"]["notice"] = NOTICE
-        audit["internal"]["membership"] = [found.to_json() for found in _membership(release, members, others, samples)]
+        audit["internal"]["membership"] = [
+            found.to_json() for found in attacks_on(release, members, others, samples=samples)
+        ]
     audit["flagged"] = not audit["card"]["sound"] or any(
         part.get("flagged", False) for part in audit.values() if isinstance(part, dict)
     )
@@ -143,19 +144,6 @@ def _draws(events: Sequence[Event], delta: float) -> int:
     """Enough for a quantile at δ, fewer where there are many steps to draw."""
     steps = sum(getattr(event, "steps", 1) for event in events)
     return int(min(max(20 / delta, 20_000), 4_000_000, max(20_000, 4e8 / max(1, steps))))
-
-
-def _membership(release: Release, members: Images, others: Images, samples: int) -> list[Membership]:
-    drawn, _ = release.sample(samples, seed=0, device="cpu")
-    half = len(others[0]) // 2
-    found = [
-        gan_leaks(drawn, members[0], others[0]),
-        gan_leaks(drawn, members[0], others[0][:half], reference=others[0][half:]),
-    ]
-    if hasattr(release.method, "density"):
-        scores = (likelihood(release, *members), likelihood(release, *others))
-        found.append(Membership("likelihood", *scores))
-    return found
 
 
 def write(audit: dict[str, Any], path: str | Path, *, on_card: bool = True) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.audit.canary import unit_pixels, with_rows
 from sfumato.audit.replay import Replay, participants, replay
 from sfumato.data import PrivateImages
 from sfumato.evaluation.classifiers import Progress, silent
@@ -60,10 +61,7 @@ def rows_of(private: PrivateRecords, unit: int, kind: Unit) -> np.ndarray:
 def planted(private: PrivateRecords, kind: str, units: Sequence[int], *, unit: Unit = "image") -> PrivateRecords:
     """The collection with these units replaced by this kind; a person is replaced with all images."""
     chosen = KINDS[kind]
-    scale = 255.0 if private._pixels.dtype == np.uint8 else 1.0
-    pixels = np.asarray(private._pixels, dtype=np.float32) / np.float32(scale)
-    labels = np.array(private._labels, dtype=np.int64)
-    classes = len(private.classes)
+    pixels, labels, classes = unit_pixels(private), np.array(private._labels, dtype=np.int64), len(private.classes)
     rows = [rows_of(private, one, unit) for one in units]
     others = np.setdiff1d(np.arange(len(labels)), np.concatenate(rows))
     # Copy an ordinary image: a copy of NaN counts as zero and would show nothing.
@@ -74,9 +72,7 @@ def planted(private: PrivateRecords, kind: str, units: Sequence[int], *, unit: U
     for own in rows:
         pixels[own] = chosen.pixels(pixels[own], pixels[model])
         labels[own] = chosen.label(labels[own], int(labels[model]), classes)
-    return PrivateRecords(
-        pixels, labels, classes=private.classes, persons=private._persons, declared_size=private.declared_size
-    )
+    return with_rows(private, pixels, labels, private._persons)
 
 
 def worst_case_images(
@@ -118,33 +114,21 @@ class Sweep:
     tried: int = 0
 
     @property
-    def flagged(self) -> bool:
-        return any(result.flagged for result in self.kinds.values())
-
-    @property
-    def pairs(self) -> int:
-        return sum(result.pairs for result in self.kinds.values())
-
-    @property
-    def movement(self) -> dict[str, float]:
-        """For each event and block, the largest movement ÷ paid for over all units."""
-        found: dict[str, float] = {}
+    def total(self) -> Replay:
+        """All replays as one."""
+        found = Replay()
         for result in self.kinds.values():
-            for name, value in result.movement.items():
-                found[name] = max(value, found.get(name, 0.0))
+            found.add_all(result)
         return found
 
-    def vacuous(self, least: float = 0.9) -> list[str]:
-        """Blocks that no unit moved near their bound: the replay shows nothing about these."""
-        return sorted(name for name, value in self.movement.items() if value < least)
-
     def to_json(self) -> dict[str, Any]:
+        total = self.total
         return {
-            "flagged": self.flagged,
-            "pairs": self.pairs,
+            "flagged": total.flagged,
+            "pairs": total.pairs,
             "search_tried": self.tried,
-            "movement": self.movement,
-            "vacuous": self.vacuous(),
+            "movement": total.movement,
+            "vacuous": total.vacuous(),
             "kinds": {kind: result.to_json() for kind, result in self.kinds.items()},
         }
 
@@ -231,9 +215,7 @@ def search(
 
 
 def _mutated(private: PrivateRecords, rows: np.ndarray, random: np.random.Generator) -> PrivateRecords:
-    scale = 255.0 if private._pixels.dtype == np.uint8 else 1.0
-    pixels = np.asarray(private._pixels, dtype=np.float32) / np.float32(scale)
-    labels = np.array(private._labels, dtype=np.int64)
+    pixels, labels = unit_pixels(private), np.array(private._labels, dtype=np.int64)
     own = pixels[rows]
     match random.integers(7):
         case 0:
@@ -253,6 +235,4 @@ def _mutated(private: PrivateRecords, rows: np.ndarray, random: np.random.Genera
     pixels[rows] = own
     if random.random() < 0.3:
         labels[rows] = random.integers(len(private.classes))
-    return PrivateRecords(
-        pixels, labels, classes=private.classes, persons=private._persons, declared_size=private.declared_size
-    )
+    return with_rows(private, pixels, labels, private._persons)

@@ -128,7 +128,8 @@ def replay_command(
             result = sweep(chosen, private, pairs=pairs, tries=search, **options)
     if as_json:
         print_json({"method": chosen.name, "variant": chosen.variant, **result.to_json()})
-        raise typer.Exit(int(result.flagged))
+        raise typer.Exit(int(result.total.flagged))
+    total = result.total
     kind = "claimed" if budget.to_json()["epsilon"] is None else "paid for"
     print_table(
         ("unit", "pairs", f"largest movement ÷ {kind}", "broken rules"),
@@ -142,10 +143,10 @@ def replay_command(
             for name, one in result.kinds.items()
         ],
     )
-    for where in result.vacuous():
+    for where in total.vacuous():
         say(f"VACUOUS: no unit moved {where} near its bound; replay shows nothing about it")
-    say(f"{'FLAGGED' if result.flagged else 'nothing flagged'}: {result.pairs} pairs, {result.tried} by search")
-    raise typer.Exit(int(result.flagged))
+    say(f"{'FLAGGED' if total.flagged else 'nothing flagged'}: {total.pairs} pairs, {result.tried} by search")
+    raise typer.Exit(int(total.flagged))
 
 
 @audit_app.command("noise")
@@ -236,21 +237,14 @@ def membership_command(
     as_json: Json = False,
 ) -> None:
     """Membership attacks: GAN-Leaks, likelihood and, with --shadows, LiRA. INTERNAL."""
-    from sfumato.audit.membership import NOTICE, Membership, distance, gan_leaks, likelihood, lira
+    from sfumato.audit.membership import NOTICE, attacks_on, distance, likelihood, lira
     from sfumato.methods.registry import load
     from sfumato.privacy import Budget
 
     found = load(release, allow_custom=allow_custom)
     inside = release_images(members, found.classes, split, size, limit)
     outside = release_images(others, found.classes, others_split, size, limit)
-    drawn, _ = found.sample(samples, seed=0, device="cpu")
-    half = len(outside[0]) // 2
-    attacks = [
-        gan_leaks(drawn, inside[0], outside[0]),
-        gan_leaks(drawn, inside[0], outside[0][:half], reference=outside[0][half:]),
-    ]
-    if hasattr(found.method, "density"):
-        attacks.append(Membership("likelihood", likelihood(found, *inside), likelihood(found, *outside)))
+    attacks = attacks_on(found, inside, outside, samples=samples)
     if shadows:
         small = find_method(found.card.method, found.card.variant, None)
         score = likelihood if hasattr(small, "density") else distance(500)

@@ -24,10 +24,9 @@ from sfumato.files import write_json
 from sfumato.methods import METHODS, Method, find
 from sfumato.privacy import Budget, Event, Ledger
 from sfumato.privacy.accounting import epsilon
-from sfumato.privacy.budget import Unit
 from sfumato.release.card import rounded_up
 
-_HOLD_OUT = "hold_out.json"
+HOLD_OUT = "hold_out.json"
 _DEFAULTS: dict[str, Any] = {
     "labelled": True,
     "unlabelled": "refuse",
@@ -74,14 +73,6 @@ def _method_and_variant(name: str) -> tuple[str, str]:
     return ":".join(parts[: 1 + module]), ":".join(parts[1 + module :])
 
 
-def comparison_hold_out(share: float | None, out: Path, *, unit: Unit | None) -> HoldOut | None:
-    """How units are held out to test on: as the comparison in ``out`` began with, or by a fresh key."""
-    if share is None:
-        return None
-    kept = out / _HOLD_OUT
-    return HoldOut.load(kept) if kept.exists() else HoldOut.drawn(share, unit=unit)
-
-
 def comparison_conditions(
     data: Path,
     *,
@@ -113,15 +104,8 @@ def comparison_conditions(
         )
     if unit is None:
         unit = "image" if train.persons is None else "person"
-    source = DataSpec(data.resolve().name, data, test, given, hold_out=None if division is None else out / _HOLD_OUT)
+    source = DataSpec(data.resolve().name, data, test, given, hold_out=None if division is None else out / HOLD_OUT)
     return Conditions(source, (evaluation,), device, out, delta, unit)
-
-
-def comparison_trainings(methods: Sequence[Method], budgets: Sequence[float], *, seeds: int) -> list[TrainingSpec]:
-    """All trainings, the first of every method and ε before the second of any."""
-    return [
-        TrainingSpec(method, epsilon, number) for number in range(seeds) for epsilon in budgets for method in methods
-    ]
 
 
 def planned_epsilon(trainings: Sequence[TrainingSpec], delta: float) -> float:

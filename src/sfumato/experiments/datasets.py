@@ -162,8 +162,7 @@ def read_images(data: DataSpec) -> tuple[Images, Images]:
     """Training and test images, as many of them as the specification says."""
     if data.drawn:
         return draw_digits(data.records or 60_000, seed=0), draw_digits(data.test_records or TEST_DIGITS, seed=1)
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in data.options.items()}
-    train, test = _read(data.train, data.test, data.hold_out, tuple(sorted(options.items())))
+    train, test = _both(data)
     return _subset(_apart(train, data.validation)[0], data.records), _subset(test, data.test_records)
 
 
@@ -171,9 +170,12 @@ def read_validation(data: DataSpec) -> Images | None:
     """The training images that are kept apart, if there are any."""
     if not data.validation:
         return None
+    return _apart(_both(data)[0], data.validation)[1]
+
+
+def _both(data: DataSpec) -> tuple[Images, Images]:
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in data.options.items()}
-    train, _ = _read(data.train, data.test, data.hold_out, tuple(sorted(options.items())))
-    return _apart(train, data.validation)[1]
+    return _read(data.train, data.test, data.hold_out, tuple(sorted(options.items())))
 
 
 def _apart(images: Images, count: int) -> tuple[Images, Images]:

@@ -28,7 +28,6 @@ class ShardedCritics:
     """
 
     def __init__(self, critic: Critic, *, steps: int, learning_rate: float, gradient_penalty: float) -> None:
-        """Take the initial weights from ``critic``; the other arguments are those of each critic's training."""
         self.steps, self.learning_rate, self.gradient_penalty = steps, learning_rate, gradient_penalty
         self._critic = critic.requires_grad_(False)
         self._shapes = {name: weight.shape for name, weight in critic.named_parameters()}
@@ -61,13 +60,8 @@ class ShardedCritics:
     ) -> Tensor:
         """The offsets after ``steps`` steps of each critic on its own shard (Wasserstein loss, gradient penalty).
 
-        Args:
-            offsets: Private state of the shards, ``[shards, parameters]``.
-            images: Real images, ``[shards, rows, C, H, W]``.
-            fakes: As many generated images of the same labels.
-            labels: Labels, ``[shards, rows]``.
-            shares: Weights of the rows, 0 for padding.
-            mixes: Interpolation weights of the gradient penalty, ``[shards, rows, steps]``.
+        Real and generated images ``[shards, rows, C, H, W]`` have the same labels; ``shares`` weigh the rows, 0 for
+        padding; ``mixes`` ``[shards, rows, steps]`` interpolate for the penalty.
         """
 
         def loss(offsets: Tensor, number: int) -> Tensor:

@@ -123,6 +123,20 @@ def halvings(shape: Shape) -> list[tuple[int, int]]:
     return sizes
 
 
+def _upwards(pairs: list[tuple[int, int]], sizes: list[tuple[int, int]]) -> nn.ModuleList:
+    """Transposed convolutions back through these pairs of channels. An odd size needs one pixel less."""
+    return nn.ModuleList(
+        nn.ConvTranspose2d(b, a, 3, stride=2, padding=1, output_padding=((h + 1) % 2, (w + 1) % 2))
+        for (a, b), (h, w) in reversed(list(zip(pairs, sizes, strict=False)))
+    )
+
+
+def _up_to_pixels(layers: nn.ModuleList, hidden: Tensor) -> Tensor:
+    for place, layer in enumerate(layers):
+        hidden = layer(F.relu(hidden) if place else hidden)
+    return hidden
+
+
 class Autoencoder(nn.Module):
     """Strided 3×3 convolutions down to a latent code, and transposed ones back to the logits of the pixels.
 
@@ -146,11 +160,7 @@ class Autoencoder(nn.Module):
         self.down = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False) for a, b in pairs)
         self.encode_last = nn.Linear(flat, latent_dim)
         self.decode_first = nn.Linear(latent_dim, flat)
-        self.up = nn.ModuleList(
-            # An odd size was rounded up by the encoder and needs one pixel less here.
-            nn.ConvTranspose2d(b, a, 3, stride=2, padding=1, output_padding=((h + 1) % 2, (w + 1) % 2))
-            for (a, b), (h, w) in reversed(list(zip(pairs, sizes, strict=False)))
-        )
+        self.up = _upwards(pairs, sizes)
 
     def features(self, images: Tensor) -> Tensor:
         """Features of images ``[B, C, H, W]`` in 0..1, from which the code is computed."""
@@ -167,9 +177,7 @@ class Autoencoder(nn.Module):
     def decode(self, code: Tensor) -> Tensor:
         """Logits of the pixels of codes ``[B, latent_dim]``; a sigmoid makes images of them."""
         hidden = F.relu(self.decode_first(code)).unflatten(1, self.seed)
-        for place, layer in enumerate(self.up):
-            hidden = layer(F.relu(hidden) if place else hidden)
-        return hidden
+        return _up_to_pixels(self.up, hidden)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.decode(self.encode(images))
@@ -240,11 +248,7 @@ class Decoder(nn.Module):
             # A row meets the weights of one label only, so they start as those of a layer with latent_dim + 1 inputs.
             nn.init.uniform_(self.first.weight, -((latent_dim + 1) ** -0.5), (latent_dim + 1) ** -0.5)
         pairs = list(pairwise([shape[0], *channels]))
-        self.up = nn.ModuleList(
-            # An odd size was rounded up by the encoder and needs one pixel less here.
-            nn.ConvTranspose2d(b, a, 3, stride=2, padding=1, output_padding=((h + 1) % 2, (w + 1) % 2))
-            for (a, b), (h, w) in reversed(list(zip(pairs, sizes, strict=False)))
-        )
+        self.up = _upwards(pairs, sizes)
 
     def forward(self, code: Tensor, labels: Tensor) -> Tensor:
         """Logits of the pixels; a sigmoid makes images of them."""
@@ -254,9 +258,7 @@ class Decoder(nn.Module):
         elif self.labels:
             code = torch.cat([code, one_hot(labels, self.labels, code)], dim=1)
         hidden = F.relu(self.first(code)).unflatten(1, self.seed)
-        for place, layer in enumerate(self.up):
-            hidden = layer(F.relu(hidden) if place else hidden)
-        return hidden
+        return _up_to_pixels(self.up, hidden)
 
 
 class ConvolutionalVAE(nn.Module):

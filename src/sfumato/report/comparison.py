@@ -8,24 +8,24 @@ from typing import Unpack
 
 from markupsafe import Markup
 
+from sfumato.data.holdout import HoldOut
 from sfumato.data.images import Options
 from sfumato.durations import duration
 from sfumato.evaluation.protocols import protocol_named
 from sfumato.evaluation.results import REAL, ImageCounts, LeftOut, Measurement, metric_named
 from sfumato.experiments.comparison import (
+    HOLD_OUT,
     ComparedMethod,
     ComparisonResult,
     chosen_methods,
     comparison_conditions,
-    comparison_hold_out,
-    comparison_trainings,
     gather_comparison,
     planned_epsilon,
     run_comparison,
     to_csv,
 )
 from sfumato.experiments.runner import Progress, ignore
-from sfumato.experiments.spec import EvaluationSpec
+from sfumato.experiments.spec import EvaluationSpec, TrainingSpec
 from sfumato.files import write_file, write_json
 from sfumato.methods import Method
 from sfumato.methods.registry import load
@@ -217,11 +217,18 @@ def compare(
         feature_images=feature_images,
         inception_trainings=None if with_inception else 0,
     )
-    trainings = comparison_trainings(chosen, sorted(set(epsilon)), seeds=seeds)
+    budgets = sorted(set(epsilon))
+    # The first training of every method and ε before the second of any.
+    trainings = [
+        TrainingSpec(method, budget, number) for number in range(seeds) for budget in budgets for method in chosen
+    ]
     total = planned_epsilon(trainings, delta)
     if planned is not None:
         planned(total, len(trainings))
-    division = comparison_hold_out(hold_out, folder, unit=unit)
+    division = None
+    if hold_out is not None:
+        kept = folder / HOLD_OUT
+        division = HoldOut.load(kept) if kept.exists() else HoldOut.drawn(hold_out, unit=unit)
     conditions = comparison_conditions(
         Path(data),
         out=folder,

@@ -15,14 +15,10 @@ from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
 
 
 def ema_update(ema: nn.Module, model: nn.Module, *, index: int, decay: float) -> None:
-    """Move the averaged weights towards the model's.
+    """Move the averaged weights towards the model's, in place; a ``decay`` of 0 copies them.
 
-    Args:
-        ema: The module with the averaged weights; it is changed in place.
-        model: The module that is trained.
-        index: The number of the step, counted from 0. In the first steps the decay is at most (1 + index) /
-            (10 + index), so that the initial weights are forgotten.
-        decay: The decay of the average; 0 copies the weights.
+    In the first steps, counted from 0, the decay is at most (1 + index) / (10 + index), so that the initial weights are
+    forgotten.
     """
     decay = min(decay, (1 + index) / (10 + index))
     with torch.no_grad():
@@ -90,13 +86,7 @@ def adam_update(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What one step of Adam subtracts from the weights, and the two moving averages after it.
 
-    Args:
-        gradient: The gradient at the present weights.
-        exp_avg: The moving average of gradients.
-        exp_avg_sq: The moving average of squared gradients.
-        step: The number of this step, counted from 1; a tensor where owners have taken different numbers of steps.
-        learning_rate: The step size.
-        beta2: The decay of ``exp_avg_sq``. The decay of ``exp_avg`` is always 0.9.
+    Steps count from 1; ``step`` is a tensor where owners have taken different numbers of them.
     """
     exp_avg = BETA1 * exp_avg + (1 - BETA1) * gradient
     exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * gradient.square()

@@ -90,16 +90,7 @@ def pretrain_on_public_images(
     """Train ``front`` as a classifier of the public classes, then ``generator`` on their mean features.
 
     Nothing private is touched. The public labels have no relation to the private classes, so all labels of the
-    generator start alike.
-
-    Args:
-        curator: Writes the collection on the ledger before anything is learnt from it.
-        path: A folder or file of public images.
-        front: The feature extractor; it is changed in place.
-        generator: The generator, or None to leave it as it is.
-        batch: Images in a batch.
-        iterations: Steps of each of the two trainings.
-        learning_rate: The learning rate of Adam.
+    generator start alike. The collection is on the ledger before anything is learnt from it.
     """
     batches = _Batches(curator, path, front, batch)
     linear = nn.Linear(math.prod(front.sizes[-1]), batches.classes).to(batches.device)

@@ -44,14 +44,10 @@ def fit_gaussians(
     covariance_clip_rms: float,
     covariances: bool,
 ) -> Counts:
-    """Set means and covariances of the classes; return the noisy class counts.
+    """Set means and, if wanted, covariances of the classes in place; return the noisy class counts.
 
-    Args:
-        curator: Answers the queries.
-        gaussians: The Gaussians; they are changed in place.
-        mean_clip_rms: The clip norm of an image's low-frequency coefficients, as a root mean square over its pixels.
-        covariance_clip_rms: The same for an image less its class mean.
-        covariances: Whether to ask for covariances.
+    The clip norms, of low-frequency coefficients and of what is left without the class mean, are root mean squares
+    over the pixels of an image.
     """
     pixels = math.sqrt(math.prod(curator.shape))
     counts = _fit_means(curator, gaussians, clip_norm=mean_clip_rms * pixels)

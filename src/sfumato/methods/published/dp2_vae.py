@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -29,9 +29,7 @@ Weights = dict[str, Tensor]
 
 _DELTA = 1e-5  # of the paper's claims
 _BETA2 = 0.999
-_MEMORY_SHARE = 0.25  # of a device's free memory for a stack of models
-_CPU_BYTES = 1 << 30  # for a stack of models on a CPU
-_COPIES = 8  # weights, gradients and two moments of a model, and about as much again for activations
+_STACK = 16  # models that are pre-trained side by side, so that their moments fit into memory
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ class DP2VAEPublished(Method):
 
     def fit_networks(self, curator: Curator) -> tuple[nn.Module, Counts | None]:
         """Algorithm 1 for the encoders, then Algorithm 2 for the decoder."""
-        # Version 0.1.0 drew two sets of initial weights; seeded runs keep their bits.
+        # Two sets of initial weights are drawn, of which seeded runs keep the bits.
         released, _ = (self.build(curator.shape, len(curator.classes)).to(curator.device) for _ in range(2))
         records = RawRecords(curator, "DP²-VAE's encoders are trained on the records without noise, and shared by them")
         subsets = _subsets(len(records), self.encoders)
@@ -197,57 +195,41 @@ class _Training:
         self.code_length = method.code_length(curator.shape)
 
     def pretrain(self) -> None:
-        """Algorithm 1: every encoder on its own subset, as many at a time as the memory holds."""
+        """Algorithm 1: every encoder on its own subset."""
         if not self.method.pretraining_steps:
             return
-        size = self._stack_size()
-        stacks = range(0, len(self.subsets), size)
+        stacks = range(0, len(self.subsets), _STACK)
         for start in self.curator.track(stacks, "pre-training", len(stacks)):
-            trained = self._pretrained(self.subsets[start : start + size])
+            trained = self._pretrained(self.subsets[start : start + _STACK])
             for name, value in trained.items():
-                self.encoders[name][start : start + size] = value
-
-    def _stack_size(self) -> int:
-        device, free = self.curator.device, _CPU_BYTES
-        if device.type == "cuda":
-            free = int(_MEMORY_SHARE * torch.cuda.mem_get_info(device)[0])
-        size = sum(value.numel() * value.element_size() for value in self.vae.parameters())
-        return max(1, free // (_COPIES * size))
+                self.encoders[name][start : start + _STACK] = value
 
     def _pretrained(self, subsets: list[Tensor]) -> Weights:
         """The weights of a stack of encoders, each trained with a new decoder of its own."""
         weights = stacked_weights(self.vae, len(subsets))
         optimizer = StackedAdam(weights, len(subsets))
-
-        gradients = self._stacked_gradients()
         for _ in range(self.method.pretraining_steps):
             # With replacement: a subset that is smaller than the batch can fill one.
             rows = torch.stack([own[torch.randint(len(own), (self.method.batch_size,))] for own in subsets])
             images, labels = self.records.take(rows)
             noise = torch.randn(*rows.shape, self.code_length, device=images.device, dtype=images.dtype)
-            clipped = _clip_halves(gradients(weights, images, labels, noise), self.method.clip_norm)
+            clipped = _clip_halves(self._stacked_gradients(weights, images, labels, noise), self.method.clip_norm)
             optimizer.step(weights, clipped, self.method.learning_rate)
         prefix = "encoder."
         return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
-    def _stacked_gradients(self) -> Callable[..., Weights]:
+    def _stacked_gradients(self, weights: Weights, *batches: Tensor) -> Weights:
         def negative_elbo(own: Weights, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
             rows: Tensor = functional_call(self.vae, own, (images, labels, noise))
             return rows.mean()
 
         single: Callable[..., Weights] = grad(negative_elbo)
-        if self.curator.device.type == "cuda":
-            return cast("Callable[..., Weights]", torch.vmap(single))
-
-        def one_by_one(weights: Weights, *batches: Tensor) -> Weights:
-            # vmap makes grouped convolutions of the stack, which take twice as long on a CPU.
-            found = [
-                single({name: value[place] for name, value in weights.items()}, *(batch[place] for batch in batches))
-                for place in range(len(batches[0]))
-            ]
-            return {name: torch.stack([one[name] for one in found]) for name in weights}
-
-        return one_by_one
+        # One by one: vmap makes grouped convolutions of the stack, which take twice as long on a CPU.
+        found = [
+            single({name: value[place] for name, value in weights.items()}, *(batch[place] for batch in batches))
+            for place in range(len(batches[0]))
+        ]
+        return {name: torch.stack([one[name] for one in found]) for name in weights}
 
     def train_decoder(self, noise_multiplier: float) -> None:
         """Algorithm 2: the decoder by noisy clipped sums, the sampled encoder by its own sums without noise."""
