@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo dist docs wheelhouse test test-long mutants lint check browser clean
+.PHONY: demo dist docs lock wheelhouse test test-long mutants lint check browser clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +38,12 @@ docs: $(INSTALLED)
 dist: $(INSTALLED)
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
+
+# What pip checks with --require-hashes: every package that a user's installation needs, by its hash.
+lock: $(INSTALLED)
+	$(BIN)/python -m pip install -q uv
+	$(BIN)/uv pip compile -q pyproject.toml --extra dicom --extra eval --extra sign --extra web -c constraints.txt \
+	  --generate-hashes --no-annotate --no-header -o requirements.lock
 
 # Sfumato and every package that it needs, for machines without a network (docs/how-to/install-offline.md).
 wheelhouse: $(INSTALLED)

@@ -58,7 +58,7 @@ def result_of(mutant: Mutant, copy: Path) -> str:
 
 def copied(folder: Path) -> Path:
     """The sources, the tests and the settings, without anything that is built or downloaded."""
-    for name in ("src", "tests"):
+    for name in ("src", "tests", "verifier"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "docs"):
         source = ROOT / name

@@ -33,7 +33,7 @@ KEPT_APART = "kept apart"
 """The method runs, and because its loss sees one row its mistake moves no sum further than is paid."""
 NOT_CAUGHT = "nothing"
 MOST_MOVEMENT = 1.0 + 1e-4
-OUTSIDE_OF_ROWS = ("private_choices", "sizes_and_noise")
+OUTSIDE_OF_ROWS = ("private_choices", "raw_reads", "sizes_and_noise", "wrong_mechanism")
 """Modules of mistakes that are not about what a loss sees: that a sum moves by no more says nothing of them."""
 
 
@@ -98,7 +98,7 @@ def detect(
     failed = tuple(test.name for test in audit_noise(method, private, budget=budget).tests if test.failed)
     if failed:
         return Detection(mistake, form, "noise audit", failed, movement)
-    in_rows = form in (DIRECT, HELPER) and kind.__module__.rpartition(".")[2] not in OUTSIDE_OF_ROWS
+    in_rows = form != CONTROL and kind.__module__.rpartition(".")[2] not in OUTSIDE_OF_ROWS
     apart = in_rows and movement is not None and max(movement) <= MOST_MOVEMENT
     return Detection(mistake, form, KEPT_APART if apart else NOT_CAUGHT, (), movement)
 

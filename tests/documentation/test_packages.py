@@ -7,12 +7,14 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+LOCK = (ROOT / "requirements.lock").read_text()
 DEMO = """
 from rich.console import Console
 import sfumato
@@ -38,7 +40,14 @@ def test_the_sdist_builds_a_wheel_that_runs_the_demo(tmp_path: Path, monkeypatch
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
         archive.extractall(tmp_path, filter="data")
-    assert {"README.md", "LICENSE", "constraints.txt", "src/sfumato/py.typed", "docs/index.md"} <= names
+    assert {
+        "README.md",
+        "LICENSE",
+        "constraints.txt",
+        "requirements.lock",
+        "src/sfumato/py.typed",
+        "docs/index.md",
+    } <= names
     source = tmp_path / sdist.name.removesuffix(".tar.gz")
     run(sys.executable, "-m", "hatchling", "build", "-d", tmp_path, "-t", "wheel", place=source)
     [wheel] = tmp_path.glob("*.whl")
@@ -57,6 +66,20 @@ def test_the_sdist_builds_a_wheel_that_runs_the_demo(tmp_path: Path, monkeypatch
     run(tmp_path / "fresh" / "bin" / "python", "-c", DEMO, place=tmp_path)
     assert (tmp_path / "demo" / "release" / "card.json").exists()
     run(tmp_path / "fresh" / "bin" / "python", "-m", "sfumato", "--version", place=tmp_path)
+
+
+def test_the_lock_has_a_hash_of_every_package_at_the_pinned_version() -> None:
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    entries = re.findall(
+        r"^([a-z0-9._-]+)==(\S+) \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", LOCK, re.MULTILINE
+    )
+    locked = {name: version for name, version, _ in entries}
+    assert len(entries) == LOCK.count("==") and all(hashes for _, _, hashes in entries)
+    assert {name: version for name, version in locked.items() if pinned.get(name, version) != version} == {}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [one for extra in ("dicom", "eval", "sign", "web") for one in project["optional-dependencies"][extra]]
+    needed = {re.split(r"[=<>]", one)[0] for one in project["dependencies"] + extras}
+    assert needed <= locked.keys()
 
 
 @pytest.mark.long

@@ -71,7 +71,7 @@ def test_calibration_finds_the_known_noise() -> None:
         assert found.noise_multiplier == pytest.approx(expected, rel=0.01)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=5, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
     rate=st.floats(1e-3, 1.0),
     steps=st.integers(1, 3000),

@@ -25,7 +25,10 @@ _COUNT_SHARE = 0.25  # the entry that counts a unit, relative to the clip norm o
 _CENTRE_NOISE = 0.2  # largest noise of a centre's coordinate, in standard deviations of the data along it
 _CENTRE_START = 0.7  # of public centres before the first round, in the same units
 _TIGHTER = 1.3  # a clip norm over the root mean square of what is clipped
+_EDGE = 0.25  # an eigenvalue, relative to the edge of the noise, above which a direction is used
+_DIAGONAL = 3.0  # and above how many standard deviations of the noise of the diagonal
 _LEAST_UNITS = 10.0  # of a centre, below which it starts again
+_CORRELATION = 0.1  # how much two directions are expected to be correlated around their nearest centres
 _CLASS_SHAPE = 0.15  # how much class covariances are expected to differ from the pooled one
 _LEAST_VARIANCE = 0.02  # of a class along a direction, relative to the pooled one
 _LEAST_OUTSIDE = 1e-4  # variance of a coefficient outside of the directions
@@ -56,9 +59,9 @@ class DPMixture(Method):
     centres: int = 64
     rounds: int = 4
     tone_share: float = 0.05
-    mean_share: float = 0.05
+    mean_share: float = 0.1
     direction_share: float = 0.25
-    centre_share: float = 0.25
+    centre_share: float = 0.2
     covariance_share: float = 0.25
     teacher_share: float = 0.15
     teacher_directions: int = 128
@@ -66,7 +69,7 @@ class DPMixture(Method):
     temperature: float = 1.0
     relabelling: str = "auto"
     max_rejections: int = 3
-    stroke_deformation: float = 1.0
+    stroke_deformation: float = 1.3
     other_deformation: float = 0.0
     mirror: bool = False
     samples: int = 1000
@@ -217,6 +220,19 @@ def _fit_means(curator: Curator, mixture: ClassMixtures) -> Counts:
     return counts
 
 
+def _shrunk_moments(noisy: Tensor, noise: float, bands: Tensor) -> tuple[Tensor, Tensor]:
+    """Noisy second moments whose entries between two bands of frequencies are shrunk by their signal in the noise.
+
+    Also returns the factor of each entry. The diagonal, whose sum says how much varies in all, is not shrunk.
+    """
+    member = (bands[:, None] == bands.unique()).double()
+    off = 1.0 - torch.eye(len(noisy), dtype=noisy.dtype, device=noisy.device)
+    power = member.T @ (noisy.square() * off) @ member / (member.T @ off @ member).clamp(min=1.0)
+    signal = (power - noise**2).clamp(min=0.0) / power.clamp(min=1e-30)
+    kept = 1.0 - off + off * (member @ signal @ member.T)
+    return noisy * kept, kept
+
+
 def _fit_directions(curator: Curator, mixture: ClassMixtures, counts: Counts) -> tuple[Tensor, float]:
     """The directions of largest variance around the class means.
 
@@ -228,13 +244,15 @@ def _fit_directions(curator: Curator, mixture: ClassMixtures, counts: Counts) ->
         return _clipped(mixture.encode(images) - mixture.means[labels].to(images), radius)
 
     moments = curator.noisy_second_moments(_POOLED, differences, clip_norm=radius).double()
-    noise = curator.plan.event(_POOLED).noise_multiplier * radius**2
+    noise = curator.plan.event(_POOLED).noise_multiplier * radius**2 / math.sqrt(2.0)  # of an entry off the diagonal
+    moments, kept = _shrunk_moments(moments, noise, mixture.bands)
     values, vectors = torch.linalg.eigh(moments)
     values, vectors = values.flip(0), vectors.flip(1)
-    # Noise alone has eigenvalues up to this edge (a Wigner matrix).
-    edge = 2.0 * noise * math.sqrt(mixture.size / 2.0)
+    # Bounds the eigenvalues of noise alone (a Wigner matrix with a profile of variances); far above them in practice.
+    edge = 2.0 * noise * float(kept.square().sum(1).max().sqrt())
     directions = mixture.basis.shape[1]
-    used = max(1, int((values[:directions] > 0.8 * edge).sum()))
+    least = max(_EDGE * edge, _DIAGONAL * math.sqrt(2.0) * noise)
+    used = max(1, int((values[:directions] > least).sum()))
     mixture.basis.zero_()
     mixture.basis[:, :used] = vectors[:, :used].to(mixture.basis)
     total = counts.total
@@ -308,7 +326,12 @@ def _fit_covariances(curator: Curator, mixture: ClassMixtures, counts: Counts, *
     eye = torch.eye(len(used), dtype=torch.float64, device=moments.device)
     # What noise alone leaves of a variance is far below a grey level; eigenvalues that it makes negative are none.
     smallest = 1e-4 * eye.new_tensor(radius).square() / len(used)
-    pooled = _positive(moments.sum(0) / sizes.sum(), float(smallest))
+    pooled = moments.sum(0) / sizes.sum()
+    # Within a class a direction varies at most as it does around the class means.
+    within = torch.minimum(torch.diag(pooled), scale[used].double().square()).clamp(min=float(smallest))
+    spread = (noise * math.sqrt(len(sizes)) / sizes.sum()).square() / 2 / (within[:, None] * within)
+    kept = _CORRELATION**2 / (_CORRELATION**2 + spread)
+    pooled = _positive(torch.where(eye > 0, within, pooled * kept), float(smallest))
     root = torch.linalg.cholesky(pooled + 1e-9 * eye)
     inverse = torch.linalg.inv(root)
     deviations = torch.diag(pooled).sqrt()

@@ -291,6 +291,13 @@ class ClassMixtures(nn.Module):
         """The spatial frequency of every coefficient; that of the pose is 0."""
         return torch.cat([self.low.frequency, self.low.frequency.new_zeros(Pose.numbers)])
 
+    @property
+    def bands(self) -> Tensor:
+        """The band of frequencies of every coefficient; colour differences and the pose have bands of their own."""
+        colour = self.low.places // (self.low.grid[1] * self.low.grid[2])
+        band = self.low.frequency.round().long() + 1000 * (colour > 0)
+        return torch.cat([band, band.new_full((Pose.numbers,), -1)])
+
     def encode(self, images: Tensor) -> Tensor:
         """Low frequencies of the aligned images, and their pose, ``[B, size]``; each row from its image alone."""
         images = valid_pixels(images)

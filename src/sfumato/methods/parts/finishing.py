@@ -14,8 +14,9 @@ from sfumato.methods.parts.linear_teacher import LinearTeacher
 from sfumato.methods.parts.tone import Tone
 
 LABELS = ("auto", "off", "reject", "relabel")
-_LEAST_AGREEMENT = 0.6
-"""Agreement of samples with the teacher, beyond chance, below which ``auto`` leaves the labels alone."""
+_LEAST_AGREEMENT, _MOST_AGREEMENT = 0.1, 0.9
+"""Agreement of samples with the teacher, beyond chance, between which ``auto`` rejects: below it the teacher knows too
+little, above it samples near the border of a class would be lost for little."""
 
 
 class FinishedGenerator(nn.Module):
@@ -50,7 +51,7 @@ def finish(
     """One image for each label: drawn, its label checked by the teacher, deformed, toned."""
     teacher = model.teacher
     if relabelling == "auto":
-        relabelling = "reject" if float(model.agreement) >= _LEAST_AGREEMENT else "off"
+        relabelling = "reject" if _LEAST_AGREEMENT <= float(model.agreement) < _MOST_AGREEMENT else "off"
     if teacher is None or relabelling == "off":
         images = draw(labels)
     else:
