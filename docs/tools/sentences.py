@@ -178,10 +178,11 @@ def audited() -> Iterator[str]:
     of_authors = Counter(one["caught_by"] for one in detection() if one["form"] in ("direct", "in a helper"))
     yield f"{forms['control']} control methods that are sound"
     yield f"{forms['mechanism']} ways to break the mechanism or the reading of data, and {forms['direct']} mistakes"
+    refused, isolated, apart = (of_authors[name] for name in ("torch.func.vmap", "isolation", "kept apart"))
     yield (
-        f"Of the {of_authors.total()} mistakes of authors torch.func.vmap refuses "
-        f"{of_authors['torch.func.vmap']} and the isolation {of_authors['isolation']}, {of_authors['kept apart']} move no "
-        f"sum because rows are kept apart, replay finds {of_authors['replay']}, and {of_authors['nothing']} are missed."
+        f"Of the {of_authors.total()} mistakes of authors torch.func.vmap refuses {refused} and the isolation {isolated}, "
+        f"{apart} move no sum because rows are kept apart, replay finds {of_authors['replay']}, and "
+        f"{of_authors['nothing']} are missed."
     )
     assert {one["caught_by"] for one in detection() if one["form"] == "control"} == {"nothing"}
 

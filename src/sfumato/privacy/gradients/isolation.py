@@ -32,7 +32,7 @@ _HINT = "a loss, feature or update may only return one result for each row, comp
 
 
 # A missing batching rule costs time and nothing else; the warning names it at every call.
-torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
 
 _level: Callable[[Tensor], int] = torch._C._functorch.maybe_get_level
 """The number of the outermost ``torch.func`` transform that a tensor belongs to, -1 for a tensor of none."""
