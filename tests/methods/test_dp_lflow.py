@@ -68,7 +68,7 @@ def test_the_claim_is_struck_through_on_the_card(tmp_path) -> None:  # type: ign
 
 def test_a_record_moves_its_own_class_only() -> None:
     models = DPLFlow.small().build((1, 28, 28), 3).generator
-    assert isinstance(models, PerClass) and models.stackable()
+    assert isinstance(models, PerClass)
     assert isinstance(DPLFlow.small("conditional").build((1, 28, 28), 3).generator, LatentFlow)
 
 

@@ -153,6 +153,16 @@ def test_a_counter_is_seen_and_a_cache_filled_once_is_not() -> None:
     run(lambda x, y, r: table.setdefault("width", x.shape[-1]))
 
 
+def test_a_generator_of_ones_own_is_seen() -> None:
+    """Its draws would follow from the number of calls."""
+    for generator in (np.random.default_rng(0), np.random.RandomState(0), python_random.Random(0)):
+        with pytest.raises(UnsupportedModel, match="Python state"):
+            run(lambda x, y, r, own=generator: own.random())  # type: ignore[misc]
+    own = torch.Generator().manual_seed(0)
+    with pytest.raises(UnsupportedModel):
+        run(lambda x, y, r: torch.rand(2, generator=own))
+
+
 def test_a_counter_that_begins_on_private_rows_is_refused_there() -> None:
     """As a loss would that behaves while it is tried on random images."""
     late, calls = [False], []

@@ -1,17 +1,21 @@
-"""The Python state that a function can reach: numbers, texts and the sizes of containers, each by its path."""
+"""The Python state that a function can reach: numbers, texts, sizes of containers and generators, each by its path."""
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 _LIMIT = 5000  # values; a loss reaches far fewer
 _LEAVES = (bool, int, float, complex, str, bytes, type(None))
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
 
@@ -24,6 +28,8 @@ def python_state(function: object) -> dict[str, object]:
         path, value = queue.popleft()
         if isinstance(value, _LEAVES):
             found[path] = value
+        elif isinstance(value, _GENERATORS):
+            found[path] = _generator_state(value)
         elif id(value) not in seen and not isinstance(value, (Tensor, ModuleType, type)):
             seen.add(id(value))
             if isinstance(value, (Mapping, *_CONTAINERS)):
@@ -32,6 +38,17 @@ def python_state(function: object) -> dict[str, object]:
                 found[f"{path}: size"] = value.cache_info().currsize
             queue.extend((f"{path}.{name}", child) for name, child in _children(value))
     return found
+
+
+def _generator_state(generator: Any) -> object:
+    """What the next draw depends on."""
+    if isinstance(generator, np.random.Generator):
+        return str(generator.bit_generator.state)
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    return str(generator.get_state(legacy=False))
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
