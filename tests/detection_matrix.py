@@ -35,6 +35,8 @@ NOT_CAUGHT = "nothing"
 MOST_MOVEMENT = 1.0 + 1e-4
 OUTSIDE_OF_ROWS = ("private_choices", "raw_reads", "sizes_and_noise", "wrong_mechanism")
 """Modules of mistakes that are not about what a loss sees: that a sum moves by no more says nothing of them."""
+DRAWS_BY_PLACE = "numpy.random in the loss"
+"""In that module, and about what a loss sees: another number for each place in the batch."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ def detect(
     failed = tuple(test.name for test in audit_noise(method, private, budget=budget).tests if test.failed)
     if failed:
         return Detection(mistake, form, "noise audit", failed, movement)
-    in_rows = form != CONTROL and kind.__module__.rpartition(".")[2] not in OUTSIDE_OF_ROWS
+    outside = kind.__module__.rpartition(".")[2] in OUTSIDE_OF_ROWS and mistake != DRAWS_BY_PLACE
+    in_rows = form != CONTROL and not outside
     apart = in_rows and movement is not None and max(movement) <= MOST_MOVEMENT
     return Detection(mistake, form, KEPT_APART if apart else NOT_CAUGHT, (), movement)
 
