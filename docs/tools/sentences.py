@@ -180,8 +180,8 @@ def audited() -> Iterator[str]:
     yield f"{forms['mechanism']} ways to break the mechanism or the reading of data, and {forms['direct']} mistakes"
     refused, isolated, apart = (of_authors[name] for name in ("torch.func.vmap", "isolation", "kept apart"))
     yield (
-        f"Of the {of_authors.total()} mistakes of authors torch.func.vmap refuses {refused} and the isolation {isolated}, "
-        f"{apart} move no sum because rows are kept apart, replay finds {of_authors['replay']}, and "
+        f"Of the {of_authors.total()} mistakes of authors torch.func.vmap refuses {refused} and the isolation "
+        f"{isolated}, {apart} move no sum because rows are kept apart, replay finds {of_authors['replay']}, and "
         f"{of_authors['nothing']} are missed."
     )
     assert {one["caught_by"] for one in detection() if one["form"] == "control"} == {"nothing"}
