@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state
+from torch.func import functional_call
 
 from sfumato.methods.parts.class_gaussians import smallest_count
 from sfumato.networks.pixels import Shape, one_hot
@@ -73,17 +73,17 @@ def decoder_for(model: nn.Module, labels: Tensor) -> Decode:
     """The decoder as a function of codes; where each class has a decoder, all of them are evaluated side by side."""
     if not isinstance(model, PerClass):
         return lambda code: model(code, labels)
-    weights, buffers = stack_module_state(list(model.models))
-    weights = {name: value.detach() for name, value in weights.items()}
+    states = [own.state_dict() for own in model.models]
+    state = {name: torch.stack([own[name] for own in states]) for name in states[0]}
     first, rows = model[0], torch.arange(len(labels), device=labels.device)
 
-    def one(weights: dict[str, Tensor], buffers: dict[str, Tensor], code: Tensor) -> Tensor:
-        found: Tensor = functional_call(first, (weights, buffers), (code, None))
+    def one(state: dict[str, Tensor], code: Tensor) -> Tensor:
+        found: Tensor = functional_call(first, state, (code, None))
         return found
 
     def decode(code: Tensor) -> Tensor:
         # Every decoder takes all codes: sorted by label, the shapes would follow from the labels of other records.
-        images: Tensor = torch.vmap(one, in_dims=(0, 0, None))(weights, buffers, code)
+        images: Tensor = torch.vmap(one, in_dims=(0, None))(state, code)
         return images[labels, rows]
 
     return decode
