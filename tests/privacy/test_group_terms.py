@@ -234,6 +234,22 @@ def test_group_losses_that_see_more_than_their_group_are_refused(loss, reason) -
             terms.check(Net(), batch)
 
 
+def test_a_group_loss_neither_reads_nor_keeps_its_ids_and_draws() -> None:
+    kept = []
+    batch = batch_of(torch.rand(6, 1, 2, 2))
+
+    def reads(model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+        return model(images).square().sum() * int(random.rows[0])
+
+    def keeps(model: nn.Module, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
+        kept.append(random.normal("kept", 2))
+        return model(images).square().sum()
+
+    for loss in (reads, keeps):
+        with pytest.raises(UnsupportedModel):
+            Grouped(own, loss, groups=2, clip_norms=(1.0, 1.0), batch=4.0).check(Net(), batch)
+
+
 def test_a_sample_loss_that_reads_values_is_refused() -> None:
     def mixing(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
         return model(images).square().sum(1) * float(images.mean())

@@ -13,6 +13,7 @@ import random as python_random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from typing import Any
 
@@ -138,14 +139,17 @@ def each_shard(function: Callable[..., Tensor], batch: Batch) -> Tensor:
 
 def one_group(loss: Callable[..., Tensor], model: object, images: Tensor, labels: Tensor, random: Draws) -> Tensor:
     """``loss(model, images, labels, random)`` of several rows together: a single number."""
+    names = [one.name for one in dataclass_fields(random) if isinstance(getattr(random, one.name), Tensor)]
 
-    def one(images: Tensor, labels: Tensor) -> Tensor:
-        found = loss(model, images, labels, random)
+    def one(images: Tensor, labels: Tensor, *values: Tensor) -> Tensor:
+        own: dict[str, Any] = dict(zip(names, values, strict=True))
+        found = loss(model, images, labels, replace(random, **own))
         if not isinstance(found, Tensor) or found.dim():
             raise UnsupportedModel("the loss of a group must return a single number, a tensor without dimensions")
         return found
 
-    return _isolated(loss, one, [images[None], labels[None]])[0]
+    drawn = [getattr(random, name)[None] for name in names]  # ids and draws are the group's own, as its images are
+    return _isolated(loss, one, [images[None], labels[None], *drawn])[0]
 
 
 def _isolated(function: object, one: Callable[..., Tensor], fields: Sequence[Tensor]) -> Tensor:
