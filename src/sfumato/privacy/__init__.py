@@ -3,7 +3,7 @@
 from sfumato.privacy.budget import AnyBudget, Budget, BudgetExceeded, NoGuarantee
 from sfumato.privacy.curator import Counts, Curator
 from sfumato.privacy.events import Block, Event, RawAccess, Relation, SubsampledGaussian
-from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
+from sfumato.privacy.gradients.batch import NoisyGradient
 from sfumato.privacy.interfaces import Progress
 from sfumato.privacy.journal import LedgerBusy, LedgerDamaged
 from sfumato.privacy.ledger import Ledger, RunRefused

@@ -9,11 +9,9 @@ import numpy as np
 import torch
 
 from sfumato.privacy.events import SubsampledGaussian
-from sfumato.privacy.gradients.agreement import units_multiple
-from sfumato.privacy.gradients.batch import Batch
-from sfumato.privacy.gradients.microbatches import microbatch_size
-from sfumato.privacy.gradients.performance import Performance
-from sfumato.privacy.gradients.probe import PROBED
+from sfumato.privacy.gradients.batch import Batch, microbatch_size
+from sfumato.privacy.gradients.engine import PROBED
+from sfumato.privacy.gradients.performance import Performance, units_multiple
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
 from sfumato.privacy.sampling import Partition, Units

@@ -20,7 +20,7 @@ from sfumato.privacy.batches import Batches
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.distributed import World
 from sfumato.privacy.events import RawAccess, SubsampledGaussian
-from sfumato.privacy.gradients.row_functions import RowPasses
+from sfumato.privacy.gradients.engine import RowPasses
 from sfumato.privacy.interfaces import Checkpoint, Progress, PublicInput, Tape
 from sfumato.privacy.ledger import Ledger, RunRefused
 from sfumato.privacy.mechanism import ClippedSum, Query, add_noise, described

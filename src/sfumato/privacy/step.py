@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sfumato.privacy.clipping import clipped_feature_sum
 from sfumato.privacy.events import SubsampledGaussian
 from sfumato.privacy.gradients import (
     Batch,
@@ -23,15 +22,21 @@ from sfumato.privacy.gradients import (
     check_shards,
     groups_of,
 )
-from sfumato.privacy.gradients.engine import GradientSum
-from sfumato.privacy.gradients.fixed_point import FixedPointSum, grid_spacing
-from sfumato.privacy.gradients.group_terms import Coupled, Grouped, Terms
-from sfumato.privacy.gradients.isolation import each_row, each_shard
-from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
-from sfumato.privacy.gradients.task import code_of
+from sfumato.privacy.gradients.batch import NoisyGradient
+from sfumato.privacy.gradients.engine import GradientSum, code_of
+from sfumato.privacy.gradients.one_row import each_row, each_shard
+from sfumato.privacy.gradients.terms import Coupled, Grouped, Terms
 from sfumato.privacy.mechanism import ClippedSum, Query, with_noise
-from sfumato.privacy.second_moments import clipped_moment_sum, half_vector, moment_spacing, symmetric
 from sfumato.privacy.state import PrivateState
+from sfumato.privacy.sums import (
+    FixedPointSum,
+    clipped_feature_sum,
+    clipped_moment_sum,
+    grid_spacing,
+    half_vector,
+    moment_spacing,
+    symmetric,
+)
 from sfumato.privacy.withheld import on_private_rows
 
 if TYPE_CHECKING:
@@ -98,7 +103,7 @@ class Step:
     def noisy_terms(self, block: str, model: nn.Module, terms: Terms, *, draws: int = 1) -> NoisyGradient:
         """The average of loss terms over several records, with noise for the movement that one unit can cause.
 
-        See :class:`~sfumato.privacy.gradients.group_terms.Grouped` and ``Coupled``.
+        See :class:`~sfumato.privacy.gradients.terms.Grouped` and ``Coupled``.
         """
         if self._event.shards is not None:
             raise ValueError(f"{self._event.name!r} queries shards; terms of several records need units")
@@ -304,7 +309,7 @@ class Step:
         size = self._curator._batches.units_in_a_pass(self._event, most=most)
         if self._event.shards is None:
             ask = (f"passes of {what}",), 1, state
-            self._once(*ask, lambda few: passes.prepare(name, function, few.take(0, size).padded(size), code=code))
+            self._once(*ask, lambda few: passes(name, function, few.take(0, size).padded(size), code=code, dry=True))
         for batch in self._batches(what, 1, state, size, padded=True):
             yield batch, self._on_private_rows(partial(passes, code=code), name, function, batch)
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any, TypeVar
 from warnings import catch_warnings
 
-from sfumato.privacy.gradients.errors import UnsupportedModel
+from sfumato.privacy.gradients.one_row import UnsupportedModel
 
 Result = TypeVar("Result")
 
