@@ -14,7 +14,7 @@ from sfumato.privacy import Block, Counts, Curator, NoisyGradient, Step, Subsamp
 from sfumato.privacy.gradients import Loss
 from sfumato.privacy.gradients.terms import Grouped
 from sfumato.privacy.randomness import Draws
-from sfumato.privacy.state import PrivateState
+from sfumato.privacy.records import PrivateState
 
 
 class MeanImages(nn.Module):

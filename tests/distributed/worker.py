@@ -26,6 +26,7 @@ from sfumato.privacy.distributed import ProcessesDiffer, RankLost, World
 from sfumato.privacy.gradients.engine import GradientSum
 from sfumato.release.export import export_shards, read_export
 from sfumato.release.release import Release
+from sfumato.training import distributed
 from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training.distributed import process_group
 from worst_case import worst_case_images
@@ -184,7 +185,7 @@ def in_turn(world: World) -> dict[str, Any]:
         return f"made by {world.rank}"
 
     world.all_reduce = counted  # type: ignore[method-assign]
-    return {"made": world.in_turn(make)}
+    return {"made": distributed.in_turn(world, make)}
 
 
 TASKS: dict[str, Callable[[World], dict[str, Any]]] = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sfumato.privacy.batches import Batches
+from sfumato.privacy.accounting import Plan
 from sfumato.privacy.budget import Budget, Unit
 from sfumato.privacy.curator import Curator
 from sfumato.privacy.events import Block, SubsampledGaussian
@@ -17,9 +17,9 @@ from sfumato.privacy.gradients.engine import RowPasses
 from sfumato.privacy.gradients.places import RowOrderWarning
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.mechanism import Query
-from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Draws, Randomness
 from sfumato.privacy.records import PrivateRecords
+from sfumato.privacy.sampling import Batches
 from sfumato.privacy.step import Step
 from sfumato.privacy.sums import clipped_feature_sum, grid_spacing
 

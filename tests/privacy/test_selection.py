@@ -11,18 +11,17 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
 from sfumato.privacy import Block, Budget, BudgetExceeded, Ledger, SubsampledGaussian, selection
-from sfumato.privacy.accounting import epsilon, trade_off
-from sfumato.privacy.events import PrivateSelection, event_from_json, merged
-from sfumato.privacy.filter import filtered_epsilon
-from sfumato.privacy.renyi import ORDERS
-from sfumato.privacy.selection import (
-    calibrated_selection,
-    draw_trials,
+from sfumato.privacy.accounting import (
+    ORDERS,
+    epsilon,
     expected_trials,
-    gamma_for,
+    filtered_epsilon,
     selection_divergence,
     selection_epsilon,
+    trade_off,
 )
+from sfumato.privacy.events import PrivateSelection, event_from_json, merged
+from sfumato.privacy.selection import calibrated_selection, draw_trials, gamma_for
 
 TRAINING = SubsampledGaussian("training", (Block("gradient", 2.0),), sampling_rate=0.05, steps=200)
 COUNT = SubsampledGaussian("score", (Block("score", 20.0),))

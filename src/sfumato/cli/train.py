@@ -208,7 +208,7 @@ def train(
     from sfumato.data.holdout import HoldOut
     from sfumato.data.remote import resolved
     from sfumato.planning.plan import too_few_counted
-    from sfumato.training.distributed import process_group
+    from sfumato.training.distributed import in_turn, process_group
     from sfumato.training.run import Run, RunOptions, train_run
 
     check_order(data, second)
@@ -230,7 +230,7 @@ def train(
     # With one of these options the plan is another one, which the Curator checks.
     other = resume or minutes is not None or release_accuracy is not None
     world.from_first(lambda: run.check(resume=resume, plan=None if other else planned))
-    images = world.in_turn(lambda: read_with_progress(data, reading))
+    images = in_turn(world, lambda: read_with_progress(data, reading))
     persons = images.persons is not None
     if persons != reading.names_persons:
         # The collection names persons by itself, and the unit follows from that where none was given.

@@ -1,11 +1,13 @@
-"""One step of an event: its batch, and the queries about it."""
+"""One step of an event: its batch, and the queries about it. Nothing that is raised on private rows is shown."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+from warnings import catch_warnings
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from sfumato.privacy.gradients import (
     Batch,
     Clip,
     Loss,
+    NoisyGradient,
     Performance,
     UnsupportedModel,
     check,
@@ -22,12 +25,11 @@ from sfumato.privacy.gradients import (
     check_shards,
     groups_of,
 )
-from sfumato.privacy.gradients.batch import NoisyGradient
 from sfumato.privacy.gradients.engine import GradientSum, code_of
 from sfumato.privacy.gradients.one_row import each_row, each_shard
 from sfumato.privacy.gradients.terms import Coupled, Grouped, Terms
 from sfumato.privacy.mechanism import ClippedSum, Query, with_noise
-from sfumato.privacy.state import PrivateState
+from sfumato.privacy.records import PrivateState
 from sfumato.privacy.sums import (
     FixedPointSum,
     clipped_feature_sum,
@@ -37,10 +39,35 @@ from sfumato.privacy.sums import (
     moment_spacing,
     symmetric,
 )
-from sfumato.privacy.withheld import on_private_rows
 
 if TYPE_CHECKING:
     from sfumato.privacy.curator import Curator
+
+
+Result = TypeVar("Result")
+
+
+class PrivateRowsError(RuntimeError):
+    """An exception on private records, without its text."""
+
+
+def on_private_rows(function: Callable[..., Result], *arguments: Any, internal: bool) -> Result:
+    """Call the function. Its warnings, and the text of what it raises, may quote or count records and are withheld."""
+    try:
+        with nullcontext() if internal else catch_warnings(action="ignore"):
+            return function(*arguments)
+    except UnsupportedModel:
+        raise  # our own text, which quotes nothing
+    except Exception as error:
+        if internal:
+            raise
+        name = type(error).__name__
+    # Outside of the handler, so that the exception is not kept as the context of this one.
+    raise PrivateRowsError(
+        f"{name} was raised on private records; its text is withheld because it may describe them. Reproduce it on "
+        "public images, or use internal=True where the output stays with the data"
+    )
+
 
 Result = TypeVar("Result")
 Features = Callable[..., Tensor]

@@ -18,13 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from sfumato.privacy.generators import Words
 from sfumato.privacy.gradients.batch import Batch, Groups, Loss, Microbatch
 from sfumato.privacy.gradients.layers import TracedPass
 from sfumato.privacy.gradients.one_row import each_row, python_state
 from sfumato.privacy.gradients.performance import Performance, tolerance
 from sfumato.privacy.gradients.places import Run
-from sfumato.privacy.randomness import Draws, key_of
+from sfumato.privacy.randomness import Draws, Words, key_of
 from sfumato.privacy.sums import clip_and_sum
 
 _MOST_BLOCKS = 1 << 20
