@@ -273,7 +273,7 @@ def _charged_events(entries: _Entries, run: str | None = None) -> tuple[Event, .
     return merged(event_from_json(entry["event"]) for entry in charges)
 
 
-def _committed_events(entries: _Entries, run: str) -> tuple[Event, ...]:
+def committed_events(entries: _Entries, run: str) -> tuple[Event, ...]:
     """The whole plan of a run, asked or not, and what was charged beside or beyond it.
 
     Whether a run asks its later queries may depend on the earlier answers: a method may stop early, and so may the
@@ -470,7 +470,7 @@ class Ledger:
     def committed_events(self, run: str) -> tuple[Event, ...]:
         """The same with whole plans: which of the planned queries were asked may itself depend on earlier answers."""
         lineage = _lineage(self._entries, run)
-        return merged(event for one in lineage for event in _committed_events(self._entries, one))
+        return merged(event for one in lineage for event in committed_events(self._entries, one))
 
     def release_epsilon(self, run: str, delta: float) -> float:
         """The ε at ``delta`` of a run's release. A run that builds on a release was chosen after it: see ``filter``."""
@@ -536,7 +536,7 @@ class Ledger:
                 f"{self.limit.epsilon:g} and {self.spent():.4g} is spent"
             )
         if isinstance(self.limit, Budget) and len(runs := self._runs(wanted)) > 1:
-            check_first_plan(_committed_events(self._entries, runs[0]), self.order, self.limit)
+            check_first_plan(committed_events(self._entries, runs[0]), self.order, self.limit)
         self._reserved = wanted
 
     def charge(
