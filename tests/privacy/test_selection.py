@@ -13,6 +13,7 @@ from dp_accounting.rdp import RdpAccountant
 from sfumato.privacy import Block, Budget, BudgetExceeded, Ledger, SubsampledGaussian, selection
 from sfumato.privacy.accounting import (
     ORDERS,
+    composed,
     epsilon,
     expected_trials,
     filtered_epsilon,
@@ -95,7 +96,7 @@ def test_calibration_keeps_the_budget_and_uses_it() -> None:
 def test_noise_that_the_method_fixed_is_scaled_where_it_would_take_more_than_half() -> None:
     for share, scaled in ((0.4, False), (0.6, True), (1.5, True)):
         count = SubsampledGaussian("score", (Block("score", 20.0, fixed=True),))
-        taken = selection._composed([count], selection._REFERENCE_ORDER)
+        taken = composed([count], selection._REFERENCE_ORDER)
         assert selection._scaling((TRAINING, count), taken / share).with_fixed is scaled
 
 

@@ -46,7 +46,10 @@ ORDERS = range(2, 257)
 
 
 def converted(divergence: float, order: int, delta: float) -> float:
-    """The ε at δ of a mechanism with this Rényi divergence (Canonne, Kamath and Steinke, 2020, proposition 12)."""
+    """The ε at δ of a mechanism with this Rényi divergence.
+
+    Guarantee. The mechanism is (ε, δ)-private for this ε (Canonne, Kamath and Steinke, 2020, proposition 12).
+    """
     return divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
@@ -60,6 +63,8 @@ def delta_of(divergence: float, order: int, epsilon: float) -> float:
 
 def divergence(event: SubsampledGaussian, kind: Relation, order: int) -> float:
     """The Rényi divergence of one step, at a whole-number order, between neighbouring collections.
+
+    Guarantee. It is at least the divergence of the step's answers on any two neighbours, in either direction.
 
     Adding or removing: the binomial sum of Mironov, Talwar and Zhang (2019). Replacing: the two mixtures share their
     part of weight 1 − q, and exp((α − 1)·D) is jointly convex, hence log(1 + q·(exp((α − 1)·D') − 1)) / (α − 1) with D'
@@ -90,7 +95,10 @@ def expected_trials(shape: float, gamma: float) -> float:
 
 
 def selection_divergence(event: PrivateSelection, order: int) -> float:
-    """The Rényi divergence of a selection at ``order``, with the best λ'."""
+    """The Rényi divergence of a selection at ``order``, with the best λ'.
+
+    Guarantee. It bounds that of the released trial, whatever the number of trials was (Papernot and Steinke, 2022).
+    """
     trial = _trial_divergences(event.candidates)
     more, tail = 1 + event.shape, math.log(1 / event.gamma)
     second = min((1 - 1 / other) * trial[other] + tail / other for other in ORDERS)
@@ -251,7 +259,10 @@ class _Losses:
 
 
 def _rounding(parts: Sequence[_Losses], whole: _Losses, steps: int) -> float:
-    """The error of composing these distributions into ``whole``, where ``steps`` factors are multiplied."""
+    """The error of composing these distributions into ``whole``, where ``steps`` factors are multiplied.
+
+    Guarantee. A δ read from the composed distribution differs from that of exact transforms by at most this.
+    """
     points = max(one.points for one in (*parts, whole))
     transforms = 8 * math.log2(points) * (steps * max(one.norm for one in parts) + whole.norm)
     return 2.0**-53 * math.sqrt(points) * (transforms + 8 * steps * whole.norm)
@@ -310,7 +321,10 @@ def _epsilon(composition: _Composition, delta: float, grid: float) -> float:
 
 
 def epsilon(events: Iterable[Event], delta: float) -> float:
-    """The ε that holds at ``delta`` for everything in ``events`` together; infinite after raw access."""
+    """The ε that holds at ``delta`` for everything in ``events`` together; infinite after raw access.
+
+    Guarantee. It is an upper bound for adaptive composition of events that were fixed before the data was touched.
+    """
     events = tuple(events)
     if _holds_selection(events):
         return _selection_epsilon(events, delta)
@@ -351,6 +365,8 @@ def calibrate(events: Sequence[SubsampledGaussian], budget: Budget) -> tuple[Sub
     """The events with just so much noise that together they cost at most the budget, and at least 99 % of it.
 
     One factor scales every noise that is not fixed, so that the blocks keep the proportions the method gave them.
+
+    Guarantee. The returned events cost at most the budget by ``epsilon``, on the fine grid.
     """
     fixed_cost = epsilon((event for event in events if all(block.fixed for block in event.blocks)), budget.delta)
     if fixed_cost > budget.epsilon:
@@ -403,7 +419,10 @@ def filter_order(epsilon: float, delta: float) -> int:
 
 
 def filtered_epsilon(events: Iterable[Event], order: int, delta: float) -> float:
-    """The ε of these events together, however each was chosen after the answers to the earlier ones."""
+    """The ε of these events together.
+
+    Guarantee. It is an upper bound however each event was chosen after the answers to the earlier ones.
+    """
     events = merged(events)
     if not events:
         return 0.0

@@ -528,7 +528,10 @@ class Ledger:
         return run
 
     def reserve(self, run: str, events: Sequence[Charged]) -> None:
-        """Make room for ``events``, or refuse: after this, charging them cannot exceed the limit."""
+        """Make room for ``events``, or refuse.
+
+        Guarantee. After this, charging them cannot exceed the limit.
+        """
         wanted = [*self._reserved, *((run, event) for event in events)]
         if isinstance(self.limit, Budget) and (total := self._total(wanted)) > self.limit.epsilon:
             raise BudgetExceeded(
@@ -543,6 +546,8 @@ class Ledger:
         self, run: str, event: Charged, *, source: str | None = None, answered: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         """Write a reserved spend to the disk before its noise is drawn; ``source`` has spent it on another ledger.
+
+        Guarantee. When this returns, the entry is on the disk, and what is charged was reserved.
 
         ``answered`` describes the answers that were given since the last charge, see ``mechanism.described``.
         """

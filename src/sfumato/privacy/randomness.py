@@ -210,7 +210,9 @@ class Randomness:
         """Those of the ids 0..units-1 that are in the sample: each with probability ``rate``, independently.
 
         The gaps between sampled ids are geometric, drawn for blocks of the id space whose size follows from the rate,
-        so that the work is proportional to the sample, and whether id i is in it depends neither on ``units`` nor on
+        so that the work is proportional to the sample.
+
+        Guarantee. Whether id i is in the sample depends on the key, the label and i alone: neither on ``units`` nor on
         which ids exist.
         """
         if rate >= 1:
@@ -226,7 +228,10 @@ class Randomness:
         return torch.cat(found)
 
     def gaussian(self, count: int, device: torch.device, *label: str | int) -> Tensor:
-        """The noise of the mechanism: ``count`` standard normals in float64. Each label is accepted once."""
+        """The noise of the mechanism: ``count`` standard normals in float64.
+
+        Guarantee. They are functions of the key and the label, and each label is accepted once.
+        """
         key = self._derived("noise", *label)
         if key in self._used:
             raise RuntimeError(f"noise for {label} was drawn before; two answers under one noise show their difference")

@@ -105,6 +105,8 @@ class Units:
 
         A person's vector is the average over at most ``max_images`` images, chosen by keyed draws; persons with fewer
         are padded with rows of weight 0.
+
+        Guarantee. The rows and weights of a unit are functions of its own images, the key and the label.
         """
         if self._order is None:
             return units[:, None], np.ones((len(units), 1))
@@ -133,7 +135,10 @@ class Units:
 
 
 class Partition:
-    """The units of each shard, from each unit's shard number (-1: in none) and the rows that it is padded to."""
+    """The units of each shard, from each unit's shard number (-1: in none) and the rows that it is padded to.
+
+    Guarantee. Rows, weights and shape of a shard are functions of its own units.
+    """
 
     def __init__(self, shard_of: np.ndarray, shards: int, widths: np.ndarray) -> None:
         self._order = np.argsort(shard_of, kind="stable")

@@ -269,6 +269,8 @@ class Step:
     def _over_processes(self, block: str, numbers: Tensor) -> Tensor:
         """The sum of these whole numbers over all processes, after the charge.
 
+        Guarantee. Each block is answered once in a step, and the step is charged before any process has the sum.
+
         The first process takes part in the sum when its ledger is on the disk. So no process has the sum, and none can
         add noise to it, before the charge; and every step has the same number of sums, whatever the coins.
         """

@@ -250,7 +250,9 @@ Groups = dict[str, tuple[float, list[str]]]
 
 
 def groups_of(model: nn.Module, clip: Clip) -> Groups:
-    """Group name → (clip norm, parameter names). Refuses a parameter in no group or in two, and an unused group.
+    """Group name → (clip norm, parameter names).
+
+    Guarantee. Every trainable parameter is in exactly one group; an unused group is refused.
 
     The groups of a ``PerClass`` are named as in one of its models and hold that part of all of them.
     """

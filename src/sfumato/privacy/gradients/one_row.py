@@ -166,7 +166,10 @@ def one_group(loss: Callable[..., Tensor], model: object, images: Tensor, labels
 
 
 def _isolated(function: object, one: Callable[..., Tensor], fields: Sequence[Tensor]) -> Tensor:
-    """``one`` of every slice of the fields, where it can see nothing but its slice and public constants."""
+    """``one`` of every slice of the fields.
+
+    Guarantee. The result of a slice is a function of that slice and public constants: ``one`` sees nothing else.
+    """
     modes: list[OneRow] = []
 
     def guarded(number: Tensor, *values: Tensor) -> Tensor:

@@ -45,8 +45,9 @@ class Terms(ABC):
 class Grouped(Terms):
     """``1/B · Σ_i clip_C1(∇ sample_loss_i) + 1/b · Σ_j clip_C2(∇ group_loss(group j))``, B and b public.
 
-    Each unit draws its group from its own key, so that taking one out moves nobody else: its own vector goes, and one
-    group's vector becomes another of norm at most C2. Hence C1/B + 2·C2/b. Without a sample loss, C1 counts as 0.
+    Each unit draws its group from its own key.
+
+    Guarantee. Removing a unit moves the total by at most C1/B + 2·C2/b; without a sample loss, C1 counts as 0.
     """
 
     sample_loss: Loss | None
@@ -95,9 +96,9 @@ class Grouped(Terms):
 class Coupled(Terms):
     """``1/B · Σ_i clip_C(∇ sample_loss_i + ∇ batch_loss(batch))`` over a batch of at most B units, B public.
 
-    A batch of more than B counts as empty. So: where there are at most B, one vector goes and at most B − 1 others move
-    by up to 2·C, together (2B − 1)·C; where the unit taken out was one too many, the sum of B vectors appears, B·C;
-    where there were more, both are zero. Hence (2B − 1)·C/B.
+    A batch of more than B counts as empty.
+
+    Guarantee. Removing a unit moves the total by at most (2B − 1)·C/B.
     """
 
     sample_loss: Loss
