@@ -193,9 +193,9 @@ def _real_images(
     if held_out is not None and real_test is not None:
         raise ValueError("--held-out and --real-test both name test images; give one of them")
     division = None if held_out is None else HoldOut.load(held_out / "internal" / "hold_out.json")
-    options, infer = reading.for_reader(), reading.classes is None
-    options["progress"] = bar.per_cent
-    return read_train_and_test(real, real_test, hold_out=division, infer_classes=infer, **options)
+    bar.report("reading the images", 0, 0)
+    infer = reading.classes is None
+    return read_train_and_test(real, real_test, hold_out=division, infer_classes=infer, **reading.for_reader())
 
 
 def _read(path: Path, reading: ReadingOptions) -> Images:

@@ -453,7 +453,6 @@ def compare_command(
 
     try:
         with ProgressBar() as progress:
-            options["progress"] = progress.per_cent
             result = compare(
                 data,
                 out=out,
