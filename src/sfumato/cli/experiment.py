@@ -423,7 +423,7 @@ def compare_command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="steps=200 for every method that has it; dp-merf.features=500.")
     ] = None,
-    protocol: Annotated[str, typer.Option(help="sinkhorn, dppm, dpdm or bench.")] = "sinkhorn",
+    protocol: Annotated[str, typer.Option(help="sinkhorn, dppm or dpdm.")] = "sinkhorn",
     images: Annotated[int | None, typer.Option(help="Synthetic images of each run [default: the protocol's].")] = None,
     feature_images: Annotated[int | None, typer.Option(min=12, help="Images of each set for FID and its kin.")] = None,
     no_inception: Annotated[bool, typer.Option("--no-inception", help="Do without FID and KID.")] = False,
