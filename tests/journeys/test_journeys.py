@@ -73,7 +73,7 @@ def test_a_comparison_on_a_folder_without_a_test_part(tmp_path: Path) -> None:
     words = ("compare", data, *chosen, "--out", out, "--images", 60, "--no-inception")
     assert "no test part" in sfumato(*words, status=2) and not out.exists()
     sfumato(*words, "--hold-out", 0.3, "--jobs", 1, "--protocol", "dppm", *SMALL)
-    assert json.loads((out / "comparison.json").read_text())["unit"] == "person"
+    assert json.loads((out / "comparison.json").read_text())["rows"][0]["unit"] == "person"
     check_pages(out / "comparison.html", said="dp-merf")
 
 

@@ -21,7 +21,6 @@ from sfumato.options import ReadingOptions
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sfumato.experiments.comparison import ComparisonResult
     from sfumato.experiments.entries import Entry, Paper
     from sfumato.experiments.layout import Layout
     from sfumato.experiments.results import ResultSet
@@ -429,7 +428,7 @@ def compare_command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="steps=200 for every method that has it; dp-merf.features=500.")
     ] = None,
-    protocol: Annotated[str, typer.Option(help="sinkhorn, dppm, dpdm or bench.")] = "sinkhorn",
+    protocol: Annotated[str, typer.Option(help="sinkhorn, dppm or dpdm.")] = "sinkhorn",
     images: Annotated[int | None, typer.Option(help="Synthetic images of each run [default: the protocol's].")] = None,
     feature_images: Annotated[int | None, typer.Option(min=12, help="Images of each set for FID and its kin.")] = None,
     no_inception: Annotated[bool, typer.Option("--no-inception", help="Do without FID and KID.")] = False,
@@ -445,8 +444,7 @@ def compare_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Train and evaluate every certified method alike, and write a table, a curve and a page. NOT PRIVATE."""
-    from sfumato.experiments.comparison import chosen_methods
-    from sfumato.report.comparison import compare
+    from sfumato.report.comparison import chosen_methods, compare
 
     here, options = device_named(device), reading.for_reader()
     if unit not in ("image", "person", None):
@@ -459,7 +457,6 @@ def compare_command(
 
     try:
         with ProgressBar() as progress:
-            options["progress"] = progress.per_cent
             result = compare(
                 data,
                 out=out,
@@ -487,8 +484,9 @@ def compare_command(
     if as_json:
         print_json(result.to_json())
     else:
-        print_comparison(result)
-        console.print(f"Written: comparison.json, comparison.csv, comparison.html in {out}", soft_wrap=True)
+        show(result)
+        say(f"{result.title}.\nWritten: comparison.json and comparison.html in {out}")
+        console.print(NOTICE, style="bold red", highlight=False, soft_wrap=True)
     if result.failed:
         raise typer.Exit(1)
 
@@ -498,36 +496,3 @@ def _budgets(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"--epsilon takes numbers with commas between, such as 1,10, not {text!r}") from None
-
-
-def print_comparison(result: ComparisonResult) -> None:
-    """One line for each method and ε: accuracies, FID where it was measured, seconds, memory."""
-    from rich.table import Table
-
-    from sfumato.evaluation.results import metric_named
-
-    shown = [m for m in result.entries[0].metrics if m.metric in ("accuracy", "fid")] if result.entries else []
-    title = f"protocol {result.facts['protocol']} · {result.facts['data']}"
-    table = Table("method", "ε", title=title, title_justify="left")
-    # A terminal is narrow: a classifier's name stands for its accuracy.
-    names = (f"{metric.classifier}, %" if metric.metric == "accuracy" else metric.heading for metric in shown)
-    for name in (*names, "worst class, %", "seconds", "peak MiB"):
-        table.add_column(name, justify="right")
-    for entry in result.entries:
-        found = {metric.heading: metric for metric in entry.metrics}
-        cells = [
-            metric_named(own.metric).text(own.mean, own.std) for own in (found[metric.heading] for metric in shown)
-        ]
-        worst = entry.worst_class
-        cells.append("–" if worst is None else f"{100 * worst.mean:.1f} ({worst.name})")
-        cells += [duration(entry.seconds.mean), f"{entry.peak_memory.mean / 2**20:.0f}"]
-        table.add_row(entry.name, f"{entry.epsilon:g}", *cells)
-    console.print(table)
-    composed = result.composed
-    console.print(
-        f"In all, {composed['ledgers']} run{'s' * (composed['ledgers'] != 1)} queried this dataset, one ledger each: "
-        f"together ε = {composed['epsilon']:g} at δ = {composed['delta']:g} for each {result.facts['unit']}.",
-        soft_wrap=True,
-        highlight=False,
-    )
-    console.print(NOTICE, style="bold red", highlight=False, soft_wrap=True)

@@ -117,9 +117,7 @@ TimeLimit = Annotated[
 DeclaredSize = Annotated[
     int | None, typer.Option(min=1, help="Roughly how many units (images or persons) there are; made public.")
 ]
-Collection = Annotated[
-    Path, typer.Argument(metavar="DATA", help="Image folder, npz, idx folder, parquet, arrow; or s3://…")
-]
+Collection = Annotated[Path, typer.Argument(metavar="DATA", help="Image folder, npz, idx folder, parquet or arrow.")]
 ReleasePath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder or its release folder.")]
 
 AllowCustom = Annotated[

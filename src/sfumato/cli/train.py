@@ -189,7 +189,6 @@ def train(
     """Learn from a private collection and write a release. Without --method, one is chosen from public facts."""
     from sfumato.data import PrivateImages
     from sfumato.data.holdout import HoldOut
-    from sfumato.data.remote import resolved
     from sfumato.planning.plan import too_few_counted
     from sfumato.training.distributed import process_group
     from sfumato.training.run import Run, RunOptions, train_run
@@ -257,7 +256,7 @@ def train(
                 notes=stated,
                 ledger=ledger,
                 resume=resume,
-                facts={"data": resolved(data), "reading": _plain(reading), "hold_out": hold_out},
+                facts={"data": str(data.resolve()), "reading": _plain(reading), "hold_out": hold_out},
                 files=files,
                 key=keys[0] if world.first else None,
                 keep_key=keep_key,
@@ -274,16 +273,12 @@ def train(
 
 
 def read_with_progress(data: Path, reading: ReadingOptions) -> Images:
-    """The collection, read with a bar that shows no number of records."""
+    """The collection, read with a line that shows no number of records."""
     from sfumato.data import read
 
     with ProgressBar() as progress:
         progress.report("reading the images", 0, 0)
-        options = reading.for_reader()
-        options["progress"] = progress.per_cent
-        images = read(data, **options)
-        progress.per_cent(100)  # also for a collection that was read at once, or before
-    return images
+        return read(data, **reading.for_reader())
 
 
 def read_as_trained(folder: Path, data: Path | None) -> tuple[Images, dict[str, Any]]:

@@ -71,7 +71,6 @@ class DPAF(Method):
         "aggregate_decay": 0.9,
         "iterations": 0,
     }
-    preview_settings: ClassVar[Mapping[str, Any]] = {"public": ""}
 
     # Networks
     split: str = "C2-C1-C1"
