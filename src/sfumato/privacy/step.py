@@ -69,7 +69,6 @@ def on_private_rows(function: Callable[..., Result], *arguments: Any, internal: 
     )
 
 
-Result = TypeVar("Result")
 Features = Callable[..., Tensor]
 """``features(images, labels, random) -> [rows, ...]``: one vector per row, a function of that row alone."""
 
