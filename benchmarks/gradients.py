@@ -48,7 +48,7 @@ from sfumato.privacy.gradients import Batch, PerClass, clipped_sum
 from sfumato.training.memory import keep_freed_memory
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-import plain_loop  # noqa: E402
+import plain_loop
 
 CLOCK: list[Callable[[], float]] = [time.perf_counter]
 SLOW, SLOW_ROUNDS = 0.5, 3
