@@ -3,10 +3,10 @@
     python benchmarks/mixture.py --out docs/results/mixture-scale.json
 
 Drawn digits of 28×28 are written to a file and read from it; ten thousand different ones, over and over. Each training
-is in processes of its own, on one thread each. There is no alignment and no teacher, which cost most and look at one image
-at a time, and there are at most eight centres. Processor seconds are compared, which leave out what
-other work on the machine takes; of two processes those of the busier one count. Runs are seeded, so that the releases
-of one process and of two can be compared bit by bit.
+is in processes of its own, on one thread each. There is no alignment and no teacher, which cost most and look at one
+image at a time, and there are at most eight centres. Processor seconds are compared, which leave out what other work on
+the machine takes; of two processes those of the busier one count. Runs are seeded, so that the releases of one process
+and of two can be compared bit by bit.
 """
 
 from __future__ import annotations
