@@ -5,7 +5,7 @@
 
 Needs two quiet cores. ``training`` compares a step of one process with a step of two, one thread each, and with two
 processes that know nothing of each other: what those reach is what the machine allows, whose cores share memory and
-cache. The three are repeated in turn. ``benchmarks/reading.py`` measures how large collections are read.
+cache. The three are repeated in turn.
 """
 
 from __future__ import annotations

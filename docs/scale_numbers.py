@@ -2,7 +2,7 @@
 
     python docs/scale_numbers.py
 
-``benchmarks/scale.py``, ``benchmarks/reading.py`` and ``benchmarks/killed_processes.py`` write the files.
+``benchmarks/scale.py`` and ``benchmarks/killed_processes.py`` write the files.
 """
 
 from __future__ import annotations
@@ -77,42 +77,6 @@ def training() -> str:
     return table(head, rows)
 
 
-def reading() -> str:
-    """Rates, memory, restart and batches of large collections."""
-    found = [one for name in ("reading-1m", "reading-10m") if (one := result(name)) is not None]
-    if not found:
-        return "`python benchmarks/reading.py` measures this; there is no result yet.\n"
-    titles = {"png": "PNG in parquet", "raw": "raw arrays"}
-    rows = []
-    for one in found:
-        for kind, title in titles.items():
-            if kind in one:
-                own = one[kind]
-                kept = f"{own['parts_kept_after_the_kill']} + {own['parts_decoded_after_the_kill']} of {own['parts']}"
-                memory = f"{own['largest_process_anonymous_bytes'] / 1e6:.0f} MB"
-                rate = f"{round(own['images_per_second'], -2):,.0f}"
-                rows.append([f"{own['images']:,}", title, rate, kept, memory])
-    head = [
-        "images of 28 × 28",
-        "format",
-        "images a second",
-        "parts before + after a kill",
-        "largest process (RssAnon)",
-    ]
-    batches = [
-        [
-            f"{next(one[kind]['images'] for kind in titles if kind in one):,}",
-            f"{1e3 * one['batches']['seconds_few']:.1f} ms",
-            f"{1e3 * one['batches']['seconds_many']:.1f} ms",
-            f"{one['batches']['ratio']:.2f}",
-            f"{one['batches']['anonymous_bytes'] / 1e6:.0f} MB",
-        ]
-        for one in found
-    ]
-    second = ["images", "a batch of 512 from 10,000", "from this collection", "ratio", "RssAnon while drawing"]
-    return table(head, rows) + "\n" + table(second, batches)
-
-
 def costs() -> str:
     """The constants of the cost model, and what they say for 64 GPUs."""
     found = result("scale")
@@ -149,7 +113,7 @@ a second:
     return table(["", "measured constant"], rows) + text
 
 
-PARTS: dict[str, Callable[[], str]] = {"killed": killed, "training": training, "reading": reading, "costs": costs}
+PARTS: dict[str, Callable[[], str]] = {"killed": killed, "training": training, "costs": costs}
 
 
 def rendered(page: str) -> str:

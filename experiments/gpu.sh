@@ -31,7 +31,7 @@ stage() {
   fi
   echo "== $name, $left seconds left" >&2
   if timeout "$left" sfumato "$@" --data "$data" --out "$out/$name" --results "$out/results" \
-    --minutes "$(((left - 20) / 60))"; then
+    --time-limit "$(((left - 20) / 60))"; then
     touch "$out/$name.finished"
   else
     finished=75
@@ -51,7 +51,6 @@ experiments faces faces.toml 6 dppm-faces dpaf-faces dp-lflow-faces-64 dp2-vae-f
 experiments faces-1 faces.toml 4 dppm-faces-1 dp-lflow-faces dp2-vae-faces real-faces-32
 experiments faces-person faces.toml 3 dppm-faces-per-person dpaf-faces-per-person dp-lflow-faces-per-person
 experiments dppm-published published.toml 3 dppm-published-curve dppm-sliced
-experiments bench bench.toml 2
 experiments dpaf-published published.toml 3 dpaf-adversarial dpaf-published-curve
 experiments dp2-vae-published published.toml 1 dp2-vae-published-1000
 experiments diffusion dp-diffusion.toml 1 dp-diffusion dp-diffusion-mnist dp-diffusion-1 dp-diffusion-fashion-1

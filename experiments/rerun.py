@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python experiments/rerun.py --data DATA --seed 26 --out docs/results/reruns.json
 
-Only files are drawn whose command is recorded, ran on a CPU and takes minutes: entries of the papers at the small
-scale, and experiments of a TOML file in this folder. A value agrees if the difference of the
+Only files are drawn whose command is recorded, ran on a CPU and takes minutes: entries of the papers, and experiments
+of a TOML file in this folder. A value agrees if the difference of the
 means is what the spread of the trainings explains, by Student's t at a level of .01; a file agrees if no more of its
 values lie outside than such a level lets expect (the .99 quantile of the binomial distribution). A file with one
 training of each setting has no spread of its own; its command is run three times, and the spread is that of the new
@@ -25,9 +25,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from scipy import stats
 
-from sfumato.planning.costs import costs
 from sfumato.experiments.results import ResultSet, current_commit, load_results
 from sfumato.experiments.spec import read_experiments
+from sfumato.planning.costs import costs
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results"
@@ -48,10 +48,10 @@ def candidates(results: dict[str, ResultSet]) -> list[str]:
 
 
 def _cheap_entry(name: str, result: ResultSet) -> bool:
-    """An entry of a paper at the small scale, or one that is cheap at any."""
+    """An entry of a paper that is cheap at full scale."""
     return (
         result.provenance.command.startswith("sfumato reproduce")
-        and (result.scale == "small" or name.startswith(("privae-table-1", "privae-figure-2")))
+        and name.startswith(("privae-table-1", "privae-figure-2"))
         and costs()["measured"].get(result.name, math.inf) < MOST_SECONDS
     )
 

@@ -1,9 +1,9 @@
 """Run every entry of the papers at the small scale, one after another, and record what each costs.
 
-    OMP_NUM_THREADS=1 python experiments/small_entries.py --data DATA --results docs/results
+    OMP_NUM_THREADS=1 python experiments/small_entries.py --data DATA
 
-Writes a result file for every entry that has none of the full scale that still counts, and the table ``measured`` of
-``costs.toml``: process seconds of the whole command with ``--jobs 1``, reading of the images included.
+Writes the table ``measured`` of ``costs.toml``: process seconds of the whole command with ``--jobs 1``, reading of the
+images included.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sfumato.experiments.entries import papers
-from sfumato.experiments.results import ResultSet
 
 COSTS = Path(__file__).parents[1] / "src" / "sfumato" / "planning" / "costs.toml"
 TABLE = re.compile(r"(\[measured\]\n).*?(\n# Device memory)", re.DOTALL)
@@ -29,12 +28,9 @@ def children_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def run_entry(paper: str, entry: str, data: str, results: Path) -> float:
-    """Seconds of one command; its result is kept where there is none of the full scale that still counts."""
+def run_entry(paper: str, entry: str, data: str) -> float:
+    """Seconds of one command."""
     words = ["reproduce", paper, entry, "--scale", "small", "--data", data, "--jobs", "1", "--device", "cpu"]
-    full = results / f"{paper}-{entry}-full.json"
-    if not full.exists() or ResultSet.load(full).superseded:
-        words += ["--results", str(results)]
     before = children_seconds()
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "sfumato", *words, "--out", f"{folder}/out"]
@@ -60,7 +56,6 @@ def main() -> None:
     """All entries, or those that ``--only`` names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--results", type=Path, default=Path("docs/results"))
     parser.add_argument("--only", action="append", default=[], help="An entry such as 'dppm table-1'.")
     chosen = parser.parse_args()
     seconds = known_seconds()
@@ -69,10 +64,9 @@ def main() -> None:
         for paper, entry in names:
             name = f"{paper} {entry}"
             if not chosen.only or name in chosen.only:
-                seconds[name] = run_entry(paper, entry, chosen.data, chosen.results)
+                seconds[name] = run_entry(paper, entry, chosen.data)
                 print(f"{name}: {seconds[name]:.1f} s", file=sys.stderr, flush=True)
     finally:
-        # Not before the end: results made from changed sources would not name a commit.
         write(seconds)
 
 

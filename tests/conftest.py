@@ -73,8 +73,15 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[Non
         torch.set_rng_state(state)
 
 
+run_again: set[str] = set()
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note a test that failed and is run again, as CI does, in the file that .ci/run prints last."""
-    if report.outcome == "rerun" and "PYTEST_XDIST_WORKER" not in os.environ and "UNSTEADY" in os.environ:
+    """Note a test that failed and passed when CI ran it again, in the file that .ci/run prints last."""
+    if "PYTEST_XDIST_WORKER" in os.environ or "UNSTEADY" not in os.environ:
+        return
+    if report.outcome == "rerun":
+        run_again.add(report.nodeid)
+    elif report.when == "call" and report.passed and report.nodeid in run_again:
         with Path(os.environ["UNSTEADY"]).open("a", encoding="utf-8") as file:
             file.write(f"{report.nodeid}\n")

@@ -22,7 +22,6 @@ NOT_NUMBERS = (
     "data/cache.py",
     "data/formats/",
     "data/holdout.py",
-    "data/remote.py",
     "evaluation/results.py",
     "methods/registry.py",
     "privacy/distributed.py",

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from sfumato.experiments.datasets import datasets
-from sfumato.experiments.entries import SCALES, Entry, Paper, papers
+from sfumato.experiments.entries import Entry, Paper, papers
 from sfumato.experiments.measures import PROTOCOL
 from sfumato.experiments.reproduction import Compared, compared, entry_name
 from sfumato.experiments.results import ResultSet
@@ -33,15 +33,15 @@ given again; `--results docs/results` writes its numbers where this page reads t
 the trainings. *paper's ε* is what its authors claim, *… holds at* the ε of the mechanism they describe, *our ε* the one
 on the ledgers of the trainings beside it; ? was not checked, ∞ is without noise. Trainings that protect a person and
 trainings that protect an image are never averaged together: the unit has a column.
-**Numbers of the small scale reproduce nothing**: they show that the entry runs. At full scale *equal* means within two
-deviations, 2 points, 0.03 of a share or 10 of FID. A row that is ~~struck through~~ is superseded, for the reason given
+*Equal* means within two deviations, 2 points, 0.03 of a share or 10 of FID. Numbers of the small scale reproduce
+nothing and are not kept. A row that is ~~struck through~~ is superseded, for the reason given
 above its table. Results of which the commit is not known are left out. All of it is computed from real test images and
 is NOT PRIVATE.
 """
 
 
 def page(results: Mapping[str, ResultSet]) -> str:
-    """The page, from result files by the name of their entry and their scale (``dp-lflow table-1 full``)."""
+    """The page, from results at full scale by the name of their entry (``dp-lflow table-1``)."""
     known = papers()
     count = sum(len(paper.entries) for paper in known.values())
     states = _states(results)
@@ -69,16 +69,13 @@ def page(results: Mapping[str, ResultSet]) -> str:
 def state_counts(results: Mapping[str, ResultSet]) -> str:
     """How many entries were run, at which scale."""
     counts = Counter(_states(results).values())
-    return (
-        f"{counts['full']} run at full scale, {counts['part']} in part, {counts['small']} at small scale only, "
-        f"{counts['']} not run"
-    )
+    return f"{counts['full']} run at full scale, {counts['part']} in part, {counts['']} not run"
 
 
 def by_entry(results: Sequence[ResultSet]) -> dict[str, ResultSet]:
-    """The papers' results, by entry and scale, without those of which no number counts any more."""
+    """The papers' results at full scale, by entry, without those of which no number counts any more."""
     current = [result for result in results if result.name.split()[0] in papers() and not result.superseded]
-    return {f"{result.name} {result.scale}": result for result in current}
+    return {result.name: result for result in current if result.scale == "full"}
 
 
 def _states(results: Mapping[str, ResultSet]) -> dict[str, str]:
@@ -90,17 +87,16 @@ def _states(results: Mapping[str, ResultSet]) -> dict[str, str]:
 
 
 def _state(paper: Paper, entry: Entry, results: Mapping[str, ResultSet]) -> str:
-    name = entry_name(paper, entry)
-    full = results.get(f"{name} full")
+    full = results.get(entry_name(paper, entry))
     if full is None:
-        return "small" if f"{name} small" in results else ""
+        return ""
     rows = compared(paper, entry, full.rows)
     wanted = [row for row in rows if row.setting.method or row.setting.baseline or entry.computation]
     return "full" if all(row.ours is not None and not row.ours.superseded for row in wanted) else "part"
 
 
 def _words(state: str) -> str:
-    return {"full": "full scale", "part": "full scale, in part", "small": "small scale"}.get(state, "not run")
+    return {"full": "full scale", "part": "full scale, in part"}.get(state, "not run")
 
 
 def _reasons(entry: Entry) -> str:
@@ -115,14 +111,12 @@ def _holds(paper: Paper) -> str:
 
 
 def _section(paper: Paper, entry: Entry, results: Mapping[str, ResultSet]) -> str:
-    """The numbers of the largest scale that was run."""
+    """The numbers of an entry that was run at full scale."""
     name = entry_name(paper, entry)
-    found = [results[f"{name} {scale}"] for scale in SCALES if f"{name} {scale}" in results]
-    if not found:
+    result = results.get(name)
+    if result is None:
         return ""
-    result = found[-1]
     title = f"### {paper.name}, {entry.name.replace('-', ' ')}: {entry.title}"
-    title += " (small scale)" if result.scale == "small" else ""
     made = result.provenance
     # Codes, densities and attacks are measured without the classifiers and distances of a protocol.
     protocol = "" if entry.computation or PROTOCOL not in entry.measures else f", protocol {entry.protocol}"
@@ -134,7 +128,7 @@ def _section(paper: Paper, entry: Entry, results: Mapping[str, ResultSet]) -> st
         *caption(entry, result),
     ]
     facts += sorted({f"**Superseded:** {row.superseded}." for row in result.rows if row.superseded})
-    if result.scale == "full" and agreement(paper, entry, result):
+    if agreement(paper, entry, result):
         facts.append(f"**{agreement(paper, entry, result)}**")
     facts += [entry.note] if entry.note else []
     rows = compared(paper, entry, result.rows)

@@ -22,7 +22,6 @@ from finding import ROOT, Finding, failed_claim, line_of
 from regions import REGION, documentation_pages
 from sfumato import DP2VAE, DPPM, GSWGAN, PRIVAE, DPDiffusion, DPLFlow, Method
 from sfumato.durations import duration
-from sfumato.evaluation.protocols import PROTOCOLS
 from sfumato.experiments.datasets import datasets
 from sfumato.experiments.entries import find as find_entry
 from sfumato.experiments.results import ResultRow, load_results
@@ -151,12 +150,6 @@ def selection() -> Iterator[str]:
 def batch_losses() -> Iterator[str]:
     own, group = 0.05 / 256, 2 * 0.005 / 16
     yield f"(C1 = 0.05, B = 256, C2 = 0.005, b = 16) the noise is {(own + group) / own:.1f} times"
-
-
-def evaluation_networks() -> Iterator[str]:
-    built = [spec.network((1, 28, 28), 10) for spec in PROTOCOLS["bench"].classifiers if spec.network is not None]
-    first, second, third = (sum(weight.numel() for weight in network.parameters()) for network in built)
-    yield f"the three networks have {first:,}, {second:,} and {third:,} parameters"
 
 
 def lemma() -> Iterator[str]:
@@ -332,7 +325,6 @@ SENTENCES: dict[str, Callable[[], Iterator[str]]] = {
     "explanation/engine.md": batch_losses,
     "explanation/private-selection.md": selection,
     "how-to/choose.md": planned_times,
-    "reference/evaluation.md": evaluation_networks,
     "results/expected-use.md": expected_uses,
     "explanation/lemma.md": lemma,
     "explanation/pitfalls.md": pitfalls,

@@ -25,7 +25,6 @@ _OTHER_FILES = {
     "expected use: other settings": ("expected-use",),
     "measured: costs": ("scale",),
     "measured: killed": ("killed-ranks",),
-    "measured: reading": ("reading-1m", "reading-10m"),
     "measured: training": ("scale",),
     "table: accountants": ("verification-accountants",),
     "table: chosen-defects": ("mutants-chosen",),

@@ -65,20 +65,12 @@ def killed_ranks() -> None:
 
 
 def scale() -> None:
-    """The speed of processes and of reading follows from the seconds."""
+    """The speed of processes follows from the seconds."""
     training = load("scale")["training"]
     seconds = {name: statistics.median(rounds) for name, rounds in training["rounds"].items()}
     assert all(equal(training["seconds_per_step"][name], value) for name, value in seconds.items())
     assert equal(training["speed_up"], seconds["one"] / seconds["two"])
     assert equal(training["speed_up_of_the_machine"], 2 * seconds["one"] / seconds["apart"])
-    for name in ("reading-1m", "reading-10m"):
-        found = load(name)
-        for kind in ("png", "raw"):
-            assert equal(found[kind]["images_per_second"], found[kind]["images"] / found[kind]["seconds"])
-            parts = found[kind]["parts_kept_after_the_kill"] + found[kind]["parts_decoded_after_the_kill"]
-            assert parts == found[kind]["parts"]
-        batches = found["batches"]
-        assert equal(batches["ratio"], batches["seconds_many"] / batches["seconds_few"])
 
 
 def mutants() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -123,40 +122,6 @@ def new_folder(folder: str | Path, *, private: bool = False) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-@contextlib.contextmanager
-def locked(path: str | Path, *, wait: bool = True) -> Iterator[None]:
-    """Keep all other processes, also those of other machines with the same disk, out of the block.
-
-    Args:
-        path: A file that exists while the lock is held or waited for; its folder must exist.
-        wait: Whether to wait for whoever holds the lock; if not, BlockingIOError is raised.
-    """
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever held the lock has removed the file; a later process locks another file of this name.
-            if _same_file(descriptor, path):
-                break
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        os.close(descriptor)
-
-
-def _same_file(descriptor: int, path: str | Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def private_folder(folder: str | Path) -> Path:

@@ -92,7 +92,7 @@ def test_an_unknown_protocol_is_explained(
 ) -> None:
     path = str(write(tmp_path / "images.npz", 40, 0))
     assert evaluate(monkeypatch, path, "--real", path, "--real-test", path, "--protocol", "best", "--no-cache") == 2
-    assert "choose one of sinkhorn, dppm, dpdm, bench" in capsys.readouterr().err
+    assert "choose one of sinkhorn, dppm, dpdm" in capsys.readouterr().err
 
 
 def test_on_a_cpu_the_fast_form_is_the_default_and_says_so(

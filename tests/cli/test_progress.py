@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,53 +11,20 @@ import pytest
 from cli.commands import run_here
 from cli.test_train import SMALL
 from sfumato.cli import console
-from sfumato.cli.console import ProgressBar, ProgressFile
-
-PARTS = (1, 2, 3, 7, 40)
+from sfumato.cli.console import ProgressBar
 
 
-def read_in(parts: int, bar: ProgressBar) -> None:
-    bar.report("reading the images", 0, 0)
-    for part in range(1, parts + 1):
-        bar.per_cent(100 * part // parts)
-    bar.per_cent(100)
-
-
-def test_lines_show_that_images_are_read_and_no_number(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = set()
-    for parts in PARTS:
-        with ProgressBar() as bar:
-            read_in(parts, bar)
-        shown.add(capsys.readouterr().err)
-    assert shown == {"reading the images …\n"}
-
-
-def test_bar_and_file_show_every_tenth_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(console, "_progress_file", [tmp_path / "progress.json"])
-    for parts in PARTS:
-        drawn: list[int] = []
-        written: list[int] = []
-        with ProgressBar() as bar, monkeypatch.context() as patch:
-            patch.setattr(bar, "_lines", False)
-            patch.setattr(bar._bar, "update", lambda task, *, completed, drawn=drawn, **_: drawn.append(completed))
-            patch.setattr(ProgressFile, "report", lambda file, name, done, *_, written=written: written.append(done))
-            read_in(parts, bar)
-        assert drawn == written == [0, *range(10, 101, 10)]
-
-
-def test_a_collection_that_is_read_at_once_is_shown_like_a_large_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_reading_shows_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen: list[int] = []
-
-    def watched(bar: ProgressBar, done: int, **_: Any) -> None:
-        seen.append(done)
-
-    monkeypatch.setattr(ProgressBar, "per_cent", watched)
+    """Neither on the lines of a log nor in the file of the local page."""
     np.savez(tmp_path / "data.npz", images=np.zeros((8, 28, 28), np.uint8), labels=np.arange(8) % 2)
     words = ["train", str(tmp_path / "data.npz"), "--method", "dp-merf", "--epsilon", "3", "--classes", "2", *SMALL]
-    assert run_here(monkeypatch, *words, "--out", str(tmp_path / "run"), "--quiet") == 0
-    assert seen == [100]
+    file = tmp_path / "progress.json"
+    assert run_here(monkeypatch, *words, "--out", str(tmp_path / "run"), "--progress-file", str(file)) == 0
+    assert "reading the images …\n" in capsys.readouterr().err
+    parts = json.loads(file.read_text())["parts"]
+    assert all(part["total"] == 0 for part in parts if part["name"] == "reading the images")
 
 
 def test_a_counter_that_begins_again_is_timed_anew(

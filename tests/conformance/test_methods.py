@@ -13,7 +13,6 @@ import torch
 
 from sfumato.audit.replay import replay
 from sfumato.methods import METHODS, Method, find
-from sfumato.methods.preview import preview
 from sfumato.methods.registry import load
 from sfumato.privacy import Budget, BudgetExceeded, Ledger, PrivateRecords
 from sfumato.training.checkpoint import FolderCheckpoint
@@ -72,22 +71,15 @@ def test_a_run_keeps_the_rules(method: Method, tmp_path: Path) -> None:
     path, private, progress = tmp_path / "ledger", worst_case_images(), Shown()
     pixels = weakref.ref(private._pixels)
     checkpoint = FolderCheckpoint(tmp_path / "kept", seconds=0)
-    checkpoint.describe(private.shape, private.classes)
     release = method.fit(private, budget, path, checkpoint=checkpoint, progress=progress)
     del private
     gc.collect()
     assert pixels() is None, "nothing holds on to the data"
     assert progress.epsilons and all(one is not None and one > 0 for one in progress.epsilons), "ε is shown throughout"
 
-    charged = path.read_bytes()
     assert Ledger.read(path).events() == plan.events, "what is charged is what was planned"
     assert release.card.guarantee == "certified" and release.card.method == method.name
     assert release.card.epsilon >= Ledger.read(path).spent(), "the card never says less than the ledger"
-
-    shown = preview(method, checkpoint)
-    assert shown.images.shape == (len(CLASSES) * shown.columns, 1, 28, 28) and shown.images.dtype == np.uint8
-    assert shown.images.std() > 0 and shown.done == shown.total > 0, "images can be drawn from a checkpoint"
-    assert path.read_bytes() == charged, "a preview costs nothing"
 
     images, labels = release.sample(9)
     assert images.shape == (9, 1, 28, 28) and images.dtype == np.uint8

@@ -184,55 +184,11 @@ def test_protocols_keep_their_own_references_and_classifiers() -> None:
         "sinkhorn": "test",
         "dppm": "train",
         "dpdm": "train",
-        "bench": "train",
-        "bench-cifar": "train",
     }
-    assert [spec.name for spec in PROTOCOLS["bench"].classifiers] == ["ResNet", "WRN", "ResNeXt"]
-    assert all(spec.held_out for name in ("dpdm", "bench") for spec in PROTOCOLS[name].classifiers)
+    assert all(spec.held_out for spec in PROTOCOLS["dpdm"].classifiers)
     assert isinstance(protocol_named("dppm"), Protocol)
-    with pytest.raises(ValueError, match="sinkhorn, dppm, dpdm, bench"):
+    with pytest.raises(ValueError, match="sinkhorn, dppm, dpdm"):
         protocol_named("fid")
-
-
-def test_bench_reports_the_mean_of_its_classifiers_and_compares_with_the_training_split() -> None:
-    tiny = tuple(replace(spec, network=mlp, epochs=1, held_out=0.2) for spec in PROTOCOLS["bench"].classifiers)
-    found = evaluate(
-        blocks(36, seed=1),
-        blocks(60, seed=4),
-        blocks(45, seed=5),
-        protocol=replace(PROTOCOLS["bench"], classifiers=tiny),
-        seeds=(0, 1),
-        with_inception=False,
-    )
-    parts = [find(found, SYNTHETIC, "accuracy", name).mean for name in ("ResNet", "WRN", "ResNeXt")]
-    assert find(found, SYNTHETIC, "accuracy", "mean of ResNet, WRN, ResNeXt").mean == pytest.approx(np.mean(parts))
-    assert find(found, SYNTHETIC, "frechet_distance").reference.split == "train"
-    assert find(found, REAL, "frechet_distance").candidate.split == "test"
-
-
-def test_bench_also_picks_on_real_validation_images_and_says_so() -> None:
-    tiny = tuple(replace(spec, network=mlp, epochs=3, held_out=0.2) for spec in PROTOCOLS["bench"].classifiers)
-    found = evaluate(
-        blocks(36, seed=1),
-        blocks(60, seed=4),
-        blocks(45, seed=5),
-        real_validation=blocks(30, seed=6),
-        protocol=replace(PROTOCOLS["bench"], classifiers=tiny, feature_images=20),
-        seeds=(0,),
-        with_inception=False,
-        baselines=False,
-    )
-    names = ("ResNet", "WRN", "ResNeXt")
-    validated = [find(found, SYNTHETIC, "accuracy", f"{name}, validated on real images") for name in names]
-    best = find(found, SYNTHETIC, "accuracy", "best of ResNet, WRN, ResNeXt, validated on real images")
-    assert best.mean == max(one.mean for one in validated)
-    assert "not private" in best.settings["selection"] and "synthetic" in found.protocol.selection
-    # The headline of a page is the honest one: the mean of the three networks.
-    headline = found.headline()
-    assert headline is not None and headline.classifier == "mean of ResNet, WRN, ResNeXt"
-    # FID takes 50,000 of the 60,000 synthetic images; here 20 of 36, against all training images.
-    distance = find(found, SYNTHETIC, "frechet_distance")
-    assert (distance.candidate.count, distance.reference.count) == (20, 60)
 
 
 def test_test_images_that_were_trained_on_are_refused() -> None:

@@ -72,11 +72,11 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 
 def test_a_result_of_which_no_number_counts_is_as_good_as_none() -> None:
-    """The faces of the first split are neither shown nor counted, and the small scale takes their place."""
+    """The faces of the first split are neither shown nor counted."""
     current = load_results(DOCS / "results")["dp2-vae-table-1-full"]
     old = replace(current, rows=tuple(replace(row, superseded="another split") for row in current.rows))
     assert by_entry([old]) == {} and "39 entries; 0 run at full scale, 0 in part" in page(by_entry([old]))
-    assert by_entry([current]) == {"dp2-vae table-1 full": current}
+    assert by_entry([current]) == {"dp2-vae table-1": current}
 
 
 def test_what_is_computed_without_training_has_no_protocol_and_no_number_of_trainings() -> None:
@@ -125,7 +125,7 @@ def test_an_entry_is_readable_at_eighty_columns(
         monkeypatch.setattr(console, "_width", 80)
         paper, entry = find(*name.split())
         nothing = ResultSet(name, entry.title, "full", Provenance("", "", {}, None), ())
-        result = STORED.get(f"{name} full", STORED.get(f"{name} small", nothing))
+        result = STORED.get(name, nothing)
         print_result(paper, entry, result)
         printed = capsys.readouterr().out.split("\n\n")
         tables = [text.splitlines() for text in printed if "\nsetting" in text]

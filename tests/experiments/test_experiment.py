@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from data.samples import write_idx
 from sfumato.cli.experiment import _without_paths
 from sfumato.cli.main import main
-from sfumato.data.digits import draw_digits
-from sfumato.experiments.datasets import DatasetLocator, datasets, read_images, read_validation
+from sfumato.experiments.datasets import DatasetLocator, datasets
 from sfumato.experiments.layout import in_order, lay_out
 from sfumato.experiments.results import ResultSet, load_results
 from sfumato.experiments.runner import Progress, run_tasks
@@ -66,7 +64,7 @@ def test_an_experiment_runs_and_continues(
     out, kept = tmp_path / "out", tmp_path / "results"
     words = ["run", str(file), "--only", "small", "--out", str(out), "--device", "cpu", "--results", str(kept)]
     # No time: nothing is started, and the command says so.
-    assert run(monkeypatch, *words, "--minutes", "-1") == 1
+    assert run(monkeypatch, *words, "--time-limit", "-1") == 1
     assert "NotStarted" in capsys.readouterr().err
     assert ResultSet.load(out / "small.json").rows == ()
     assert run(monkeypatch, *words) == 0
@@ -136,20 +134,6 @@ def test_the_documentation_s_experiments_can_be_laid_out(tmp_path: Path) -> None
                     type(method).configured({**method.parameters(), **variant.parameters})
                 unit = trial.conditions.unit
                 assert ("person_column" in trial.conditions.data.options) == (unit == "person")
-
-
-def test_validation_images_are_kept_apart(tmp_path: Path) -> None:
-    digits, others = draw_digits(60, seed=1), draw_digits(60, seed=2)
-    write_idx(tmp_path / "mnist", digits.pixels, digits.labels, split="train")
-    write_idx(tmp_path / "mnist", others.pixels, others.labels, split="t10k")
-    located = DatasetLocator.of([str(tmp_path)]).require("mnist")
-    data = located.spec(validation=10)
-    train, test = read_images(data)
-    apart = read_validation(data)
-    assert apart is not None and (len(train.pixels), len(apart.pixels), len(test.pixels)) == (50, 10, 60)
-    everyone = {image.tobytes() for image in digits.pixels}
-    assert {image.tobytes() for image in (*train.pixels, *apart.pixels)} == everyone
-    assert read_validation(located.spec()) is None
 
 
 class Written:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,20 +23,6 @@ def script(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def test_a_superseded_result_of_the_full_scale_does_not_stand_in_for_the_small_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command))
-    result = next(one for one in RESULTS.values() if one.scale == "full" and " " in one.name)
-    paper, entry = result.name.split()
-    for reason in ("", "measured on another split"):
-        stored = replace(result, rows=tuple(replace(row, superseded=reason) for row in result.rows))
-        stored.save(tmp_path / f"{paper}-{entry}-full.json", private=False)
-        script("small_entries").run_entry(paper, entry, "data", tmp_path)
-    assert ["--results" in command for command in commands] == [False, True]
 
 
 def test_an_experiment_can_be_run_again_by_its_file_and_name(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_comparison_on_a_folder_without_a_test_part(tmp_path: Path) -> None:
     words = ("compare", data, *chosen, "--out", out, "--images", 60, "--no-inception")
     assert "no test part" in sfumato(*words, status=2) and not out.exists()
     sfumato(*words, "--hold-out", 0.3, "--jobs", 1, "--protocol", "dppm", *SMALL)
-    assert json.loads((out / "comparison.json").read_text())["unit"] == "person"
+    assert json.loads((out / "comparison.json").read_text())["rows"][0]["unit"] == "person"
     check_pages(out / "comparison.html", said="dp-merf")
 
 
@@ -85,9 +85,10 @@ def test_letters_in_26_classes_without_naming_a_method(tmp_path: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels[0]).convert("RGB").save(folder / f"{row}.png")
     assert "--colour grey" in sfumato("inspect", data)
-    words = ("--colour", "grey", "--epsilon", 10, "--time-limit", 0.05, "--device", "cpu", "--out", run)
-    said = sfumato("train", data, *words)
-    assert "Method: privae" in said and "Your number is private" in said
+    words = ("--colour", "grey", "--epsilon", 10, "--time-limit", 0.5, "--device", "cpu", "--out", run)
+    assert "--time-limit needs --declared-size" in sfumato("train", data, *words, status=2) and not run.exists()
+    said = sfumato("train", data, *words, "--declared-size", 260)
+    assert "Method: " in said and "on this device" in said
     assert len(card(run)["classes"]) == 26  # type: ignore[arg-type]
     reported(run, said="Z")
 

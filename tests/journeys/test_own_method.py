@@ -29,5 +29,5 @@ def test_a_method_of_ones_own_in_every_command(tmp_path: Path, monkeypatch: pyte
     assert "nothing flagged" in sfumato("audit", "replay", method, "--pairs", 1, "--search", 0)
     words = ("--methods", f"dp-merf,{method}", "--epsilon", 3, "--images", 50, "--no-inception", "--jobs", 1)
     sfumato("compare", data, *words, "--hold-out", 0.3, "--protocol", "dppm", "--out", "comparison", *SMALL)
-    entries = json.loads(Path("comparison/comparison.json").read_text())["entries"]
-    assert {entry["method"] for entry in entries} == {"dp-merf", "my-method"}
+    entries = json.loads(Path("comparison/comparison.json").read_text())["rows"]
+    assert {entry["method"] for entry in entries} == {None, "dp-merf", "my-method"}

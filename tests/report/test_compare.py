@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import math
 import os
@@ -19,13 +18,13 @@ from browser import DESKTOP, PHONE, Browser
 from report.finished import TEST, TRAIN, write_npz
 from sfumato.cli.main import main
 from sfumato.data import PrivateImages
-from sfumato.experiments.comparison import chosen_methods, composed_epsilon, gather_comparison
 from sfumato.experiments.spec import Conditions, DataSpec, EvaluationSpec, TrainingSpec
 from sfumato.experiments.training import train_release
 from sfumato.methods import DPMERF, METHODS, find
 from sfumato.privacy import Block, Budget, Ledger, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.interfaces import Started
+from sfumato.report.comparison import _spent, chosen_methods, composed_epsilon
 from sfumato.report.scan import scan
 from sfumato.training.run import Run
 
@@ -72,32 +71,26 @@ def test_a_comparison_that_was_killed_continues(
     assert result == json.loads((out / "comparison.json").read_text())
     assert result["notice"].startswith("NOT PRIVATE") and result["failed"] == {}
 
-    [entry] = result["entries"]
-    assert entry["method"] == "dp-merf" and len(entry["runs"]) == 2 and entry["spent"] <= 3.0
-    assert all(len(metric["values"]) == 2 and metric["std"] is not None for metric in entry["metrics"])
-    assert {metric["classifier"] for metric in entry["metrics"]} >= {"LR", "MLP", "CNN"}
-    assert entry["seconds"]["mean"] > 0 and entry["peak_memory"]["mean"] > 2**26
-    assert {found["row"] for found in result["baselines"]} == {
-        "real training data",
-        "real half against real half",
-        "uniform noise",
-    }
+    real, row = result["rows"]
+    assert real["setting"] == "real training data" and row["method"] == "dp-merf" and row["spent"] <= 3.0
+    assert all(len(value["values"]) == 2 and value["std"] is not None for value in row["values"].values())
+    assert {"LR", "MLP", "CNN"} <= set(row["values"]) and {"LR", "MLP", "CNN"} <= set(real["values"])
+    assert row["seconds"] > 0 and row["peak_memory"] > 2**26
 
     ledgers = [Ledger.read(path) for path in out.glob("runs/*/*/*/ledger.jsonl")]
     # Where the kill took an answer that was charged, the run was begun once more, and both count.
     lost = list(out.glob("runs/*/*/*.lost-*"))
-    assert len(ledgers) == result["composed"]["ledgers"] == 2 + len(lost)
+    assert len(ledgers) == 2 + len(lost) and result["title"].startswith(f"{len(ledgers)} runs queried")
     assert before.exists() and len(Ledger.read(before).runs()) == 1
     together = epsilon([event for ledger in ledgers for event in ledger.events()], 1e-5)
-    assert together <= result["composed"]["epsilon"] <= together * 1.01
+    told = float(result["title"].partition("together ε = ")[2].split()[0])
+    assert together <= told <= together * 1.01
     assert max(ledger.spent() for ledger in ledgers) < together
 
-    with open(out / "comparison.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {row["method"] for row in rows} == {"dp-merf", *(found["row"] for found in result["baselines"])}
-    assert {"accuracy", "seconds", "peak_memory"} <= {row["metric"] for row in rows}
-    for run in entry["runs"]:
-        assert scan(out / run) == []
+    for run in out.glob("runs/*/*/run-?"):
+        assert scan(run) == []
+        rows = {one["row"] for one in json.loads((run / "internal" / "evaluation.json").read_text())["measurements"]}
+        assert rows == {"synthetic", "real training data", "real half against real half", "uniform noise"}
 
     heads = [ledger.head for ledger in ledgers]
     assert answered(monkeypatch, command) == 0
@@ -138,8 +131,8 @@ def test_a_run_whose_answer_is_lost_is_begun_again_and_still_counted(tmp_path: P
     assert (begun.folder / "release" / "card.json").exists()
     [lost] = begun.folder.parent.glob("run-0.lost-1")
     assert Ledger.read(lost / "ledger.jsonl").spent() > 0
-    composed = gather_comparison([training], conditions, failed={}).composed
-    assert composed["ledgers"] == 2 and composed["epsilon"] > 3.0
+    told = _spent(conditions)
+    assert told.startswith("2 runs") and float(told.partition("together ε = ")[2].split()[0]) > 3.0
 
 
 def test_all_means_every_method_in_its_certified_form() -> None:

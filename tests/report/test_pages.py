@@ -14,13 +14,12 @@ import pytest
 from PIL import Image
 
 from browser import DESKTOP, PHONE, Browser
-from report.finished import PIXEL, TRAIN, compared, evaluated, finished_run
+from report.finished import TRAIN, evaluated, finished_run
 from sfumato.data import PrivateImages
 from sfumato.methods import DPMERF
 from sfumato.methods.registry import load
 from sfumato.privacy import Budget
 from sfumato.release.plain_numbers import recognised_by_definition
-from sfumato.report.comparison import comparison_page
 from sfumato.report.pages import RunFolder, internal_page, public_page
 
 
@@ -71,16 +70,6 @@ def test_a_page_renders_and_nothing_leaves_it(
     assert height is None or height > 9
     picture = np.asarray(Image.open(io.BytesIO(browser.screenshot(visit))).convert("L"))
     assert picture.shape[1] == size[0] and picture.std() > 10
-
-
-@pytest.mark.long
-def test_the_tables_of_a_comparison_fit_the_desktop(browser: Browser, tmp_path: Path) -> None:
-    page = tmp_path / "comparison.html"
-    page.write_text(comparison_page(compared(("dp-lflow", "dp-diffusion", "dp-realnvp")), [PIXEL] * 6))
-    visit = browser.open(page, DESKTOP)
-    assert visit.problems == []
-    fits = "[...document.querySelectorAll('.scroll')].every(one => one.scrollWidth <= one.clientWidth)"
-    assert browser.run(fits, visit.session)
 
 
 @pytest.mark.long

@@ -161,12 +161,6 @@ def test_stop_go_on_a_killed_server_and_two_browsers(browser: Browser, root: Pat
         page.get_by_role("button", name="Go on").wait_for()
         assert page.locator("#state").inner_text() == "stopped"
         assert (root / "sfumato" / "runs" / "slow" / "internal" / "checkpoint").is_dir()
-        spent = page.locator("#epsilon-spent").inner_text()
-        page.locator("#preview-picture").wait_for()
-        assert page.locator("#preview .names li").count() == 10
-        assert page.locator("#preview-picture").evaluate("one => one.decode().then(() => one.naturalWidth)") > 100
-        assert "of 600 steps" in page.locator("#preview-note").inner_text()
-        assert page.locator("#epsilon-spent").inner_text() == spent
         check_page(page)
         other.wait_for_url("**/runs/second")
         page.get_by_role("button", name="Go on").click()

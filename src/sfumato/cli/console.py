@@ -100,7 +100,6 @@ class ProgressBar:
         self._lines = not sys.stderr.isatty()
         self._still = still
         self._tenths: dict[str, int] = {}
-        self._read_tenths = 0
         self._started: dict[str, tuple[float, int]] = {}
         self._tasks: dict[str, TaskID] = {}
         self._file = ProgressFile(_progress_file[0]) if _progress_file else None
@@ -130,34 +129,19 @@ class ProgressBar:
 
     def report(self, name: str, done: int, total: int, epsilon: float | None = None) -> None:
         """Show that ``done`` of ``total`` steps of the part ``name`` are done."""
-        self._show(name, done, total, epsilon, lines=True)
-
-    def _show(self, name: str, done: int, total: int, epsilon: float | None, *, lines: bool) -> None:
         cost = "" if epsilon is None else "ε ∞" if math.isinf(epsilon) else f"ε {epsilon:.3g}"
         if self._file is not None:
             self._file.report(name, done, total, epsilon)
         if _flags["quiet"]:
             return
         if self._lines:
-            if lines:
-                self._report_line(name, done, total, cost)
+            self._report_line(name, done, total, cost)
             return
         if name not in self._tasks:
             self._tasks[name] = self._bar.add_task(name, total=total or None, cost="")
         elif done < self._bar.tasks[self._tasks[name]].completed:
             self._bar.reset(self._tasks[name])  # a counter that begins again is timed anew
         self._bar.update(self._tasks[name], completed=done, total=total or None, cost=cost, refresh=self._still)
-
-    def per_cent(self, done: int) -> None:
-        """Show how much of a collection is read, in tenths, on a terminal and in the progress file.
-
-        Large collections are read in parts, and 33 of 100 would say that there are three. So every tenth is shown once
-        and in order: what is shown does not depend on the number of records, only when. Lines of a log would stay, and
-        have none of it.
-        """
-        for tenth in range(self._read_tenths + 1, done // 10 + 1):
-            self._show("reading the images", 10 * tenth, 100, None, lines=False)
-        self._read_tenths = max(self._read_tenths, done // 10)
 
     def _report_line(self, name: str, done: int, total: int, cost: str) -> None:
         tenth, now = 10 * done // total if total else 0, time.monotonic()

@@ -33,14 +33,11 @@ def evaluate_command(
     held_out: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Test on what this run held out by 'train --hold-out'.")
     ] = None,
-    real_validation: Annotated[
-        Path | None, typer.Option(help="bench: real images to pick an epoch on, as DPImageBench does.")
-    ] = None,
     public: Annotated[
         Path | None, typer.Option(help="Count real training images that are also in this collection, which is public.")
     ] = None,
     reading: ReadingOptions,
-    protocol: Annotated[str, typer.Option(help="sinkhorn, dppm, dpdm, bench or bench-cifar.")] = "sinkhorn",
+    protocol: Annotated[str, typer.Option(help="sinkhorn, dppm or dpdm.")] = "sinkhorn",
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write every value and its circumstances to this file.")
     ] = None,
@@ -88,13 +85,11 @@ def evaluate_command(
         sets = [_synthetic(path, reading) for path in synthetic]
         alike = _like(sets[0], reading)
         train, test = _real_images(real, real_test, held_out, alike, bar)
-        validation = None if real_validation is None else _read(real_validation, alike)
         shared = None if public is None else shared_images(train.pixels, _read(public, alike).pixels)
         result = evaluate(
             sets,
             train,
             test,
-            real_validation=validation,
             protocol=chosen,
             data=real.resolve().name,
             seeds=range(seeds),
@@ -193,9 +188,9 @@ def _real_images(
     if held_out is not None and real_test is not None:
         raise ValueError("--held-out and --real-test both name test images; give one of them")
     division = None if held_out is None else HoldOut.load(held_out / "internal" / "hold_out.json")
-    options, infer = reading.for_reader(), reading.classes is None
-    options["progress"] = bar.per_cent
-    return read_train_and_test(real, real_test, hold_out=division, infer_classes=infer, **options)
+    bar.report("reading the images", 0, 0)
+    infer = reading.classes is None
+    return read_train_and_test(real, real_test, hold_out=division, infer_classes=infer, **reading.for_reader())
 
 
 def _read(path: Path, reading: ReadingOptions) -> Images:

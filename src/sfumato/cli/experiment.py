@@ -21,7 +21,6 @@ from sfumato.options import ReadingOptions
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sfumato.experiments.comparison import ComparisonResult
     from sfumato.experiments.entries import Entry, Paper
     from sfumato.experiments.layout import Layout
     from sfumato.experiments.results import ResultSet
@@ -35,6 +34,10 @@ RESULTS = Path("docs/results")
 Data = Annotated[
     list[str] | None,
     typer.Option(help="The data folder [default: $SFUMATO_DATA, or data]; NAME=PATH or NAME=TRAIN,TEST for one set."),
+]
+StartLimit = Annotated[
+    float | None,
+    typer.Option("--time-limit", metavar="MINUTES", help="Start no training after this many minutes."),
 ]
 ResultsFolder = Annotated[Path, typer.Option(help="The folder with result files.")]
 
@@ -53,7 +56,7 @@ def run_command(
     only: Annotated[list[str] | None, typer.Option(help="This experiment of the file; may be given again.")] = None,
     data: Data = None,
     together: Annotated[int, typer.Option(min=1, help="Trainings that share the device and the cores.")] = 1,
-    minutes: Annotated[float | None, typer.Option(help="Start no training after this many minutes.")] = None,
+    time_limit: StartLimit = None,
     trainings: Annotated[int | None, typer.Option(min=1, help="Of each setting, in place of the file's.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Synthetic images, in place of the protocol's.")] = None,
     records: Annotated[int | None, typer.Option(min=1, help="Train on a subset of this many records.")] = None,
@@ -82,7 +85,7 @@ def run_command(
     begin(out, {**facts, "small": True} if small else facts, what="set of experiments")
     tasks = in_order(layouts)
     remark(f"{len(tasks)} tasks, {together} at a time")
-    failed = run_reported(tasks, jobs=together, in_process=together == 1 and here == "cpu", minutes=minutes)
+    failed = run_reported(tasks, jobs=together, in_process=together == 1 and here == "cpu", minutes=time_limit)
     command = f"sfumato {shlex.join(_without_paths(sys.argv[1:]))}"
     for layout in layouts:
         result = gather(layout, command=command, device=here, failed=failed)
@@ -292,7 +295,7 @@ def _paper_command(key: str, summary: str) -> Callable[..., None]:
         jobs: Annotated[
             int | None, typer.Option(min=1, help="Trainings at a time; 1 works in this process [default: one a core].")
         ] = None,
-        minutes: Annotated[float | None, typer.Option(help="Start no training after this many minutes.")] = None,
+        time_limit: StartLimit = None,
         device: Device = "auto",
         as_json: Json = False,
     ) -> None:
@@ -300,7 +303,9 @@ def _paper_command(key: str, summary: str) -> Callable[..., None]:
 
         paper, found = find(key, entry)
         folder = out or Path("reproduction") / f"{key}-{entry}-{scale}"
-        layout, result = reproduce(paper, found, scale, data or [], folder, jobs=jobs, minutes=minutes, device=device)
+        layout, result = reproduce(
+            paper, found, scale, data or [], folder, jobs=jobs, minutes=time_limit, device=device
+        )
         _write(paper, found, layout, result, folder)
         if results is not None:
             results.mkdir(parents=True, exist_ok=True)
@@ -423,7 +428,7 @@ def compare_command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="steps=200 for every method that has it; dp-merf.features=500.")
     ] = None,
-    protocol: Annotated[str, typer.Option(help="sinkhorn, dppm, dpdm or bench.")] = "sinkhorn",
+    protocol: Annotated[str, typer.Option(help="sinkhorn, dppm or dpdm.")] = "sinkhorn",
     images: Annotated[int | None, typer.Option(help="Synthetic images of each run [default: the protocol's].")] = None,
     feature_images: Annotated[int | None, typer.Option(min=12, help="Images of each set for FID and its kin.")] = None,
     no_inception: Annotated[bool, typer.Option("--no-inception", help="Do without FID and KID.")] = False,
@@ -439,8 +444,7 @@ def compare_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Train and evaluate every certified method alike, and write a table, a curve and a page. NOT PRIVATE."""
-    from sfumato.experiments.comparison import chosen_methods
-    from sfumato.report.comparison import compare
+    from sfumato.report.comparison import chosen_methods, compare
 
     here, options = device_named(device), reading.for_reader()
     if unit not in ("image", "person", None):
@@ -453,7 +457,6 @@ def compare_command(
 
     try:
         with ProgressBar() as progress:
-            options["progress"] = progress.per_cent
             result = compare(
                 data,
                 out=out,
@@ -481,8 +484,9 @@ def compare_command(
     if as_json:
         print_json(result.to_json())
     else:
-        print_comparison(result)
-        console.print(f"Written: comparison.json, comparison.csv, comparison.html in {out}", soft_wrap=True)
+        show(result)
+        say(f"{result.title}.\nWritten: comparison.json and comparison.html in {out}")
+        console.print(NOTICE, style="bold red", highlight=False, soft_wrap=True)
     if result.failed:
         raise typer.Exit(1)
 
@@ -492,36 +496,3 @@ def _budgets(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"--epsilon takes numbers with commas between, such as 1,10, not {text!r}") from None
-
-
-def print_comparison(result: ComparisonResult) -> None:
-    """One line for each method and ε: accuracies, FID where it was measured, seconds, memory."""
-    from rich.table import Table
-
-    from sfumato.evaluation.results import metric_named
-
-    shown = [m for m in result.entries[0].metrics if m.metric in ("accuracy", "fid")] if result.entries else []
-    title = f"protocol {result.facts['protocol']} · {result.facts['data']}"
-    table = Table("method", "ε", title=title, title_justify="left")
-    # A terminal is narrow: a classifier's name stands for its accuracy.
-    names = (f"{metric.classifier}, %" if metric.metric == "accuracy" else metric.heading for metric in shown)
-    for name in (*names, "worst class, %", "seconds", "peak MiB"):
-        table.add_column(name, justify="right")
-    for entry in result.entries:
-        found = {metric.heading: metric for metric in entry.metrics}
-        cells = [
-            metric_named(own.metric).text(own.mean, own.std) for own in (found[metric.heading] for metric in shown)
-        ]
-        worst = entry.worst_class
-        cells.append("–" if worst is None else f"{100 * worst.mean:.1f} ({worst.name})")
-        cells += [duration(entry.seconds.mean), f"{entry.peak_memory.mean / 2**20:.0f}"]
-        table.add_row(entry.name, f"{entry.epsilon:g}", *cells)
-    console.print(table)
-    composed = result.composed
-    console.print(
-        f"In all, {composed['ledgers']} run{'s' * (composed['ledgers'] != 1)} queried this dataset, one ledger each: "
-        f"together ε = {composed['epsilon']:g} at δ = {composed['delta']:g} for each {result.facts['unit']}.",
-        soft_wrap=True,
-        highlight=False,
-    )
-    console.print(NOTICE, style="bold red", highlight=False, soft_wrap=True)

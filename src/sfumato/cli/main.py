@@ -19,7 +19,7 @@ from sfumato.cli.inspect import cache, inspect
 from sfumato.cli.ledger import ledger
 from sfumato.cli.options import expanded
 from sfumato.cli.plan import methods, plan
-from sfumato.cli.release import card, preview_command, report_command, sample
+from sfumato.cli.release import card, report_command, sample
 from sfumato.cli.train import train
 from sfumato.cli.tune import tune
 from sfumato.cli.web import web
@@ -37,7 +37,6 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "methods": methods,
     "plan": plan,
     "train": train,
-    "preview": preview_command,
     "tune": tune,
     "sample": sample,
     "ledger": ledger,

@@ -1,4 +1,4 @@
-"""``sfumato sample``, ``preview``, ``report`` and ``card``: what a release or a training under way shows."""
+"""``sfumato sample``, ``report`` and ``card``: what a release shows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from sfumato.cli.console import ProgressBar, console, errors, print_json, say, use_quiet
 from sfumato.cli.options import AllowCustom, Json, ReleasePath, device_named
-from sfumato.files import new_file, private_folder, write_file
+from sfumato.files import private_folder, write_file
 from sfumato.options import label_set
 
 
@@ -74,45 +74,6 @@ def sample(
     say(f"Written: {count} images to {written}")
     if (written / "samples.png").exists():
         say(f"Look at {written / 'samples.png'} first.")
-
-
-def preview_command(
-    run: Annotated[Path, typer.Argument(help="The folder of a training that is under way or was stopped.")],
-    *,
-    out: Annotated[Path | None, typer.Option(help="The picture [default: internal/preview.png of the run].")] = None,
-    as_json: Json = False,
-) -> None:
-    """Draw images from the last checkpoint of a training. Costs no privacy; they may not leave before the release."""
-    from sfumato.methods.preview import NoPreview, preview
-    from sfumato.methods.registry import METHODS, find
-    from sfumato.release.pages import grid
-    from sfumato.training.run import Run
-
-    folder = Run(run)
-    if not (folder.internal / "run.json").is_file():
-        raise FileNotFoundError(f"{run} holds no training")
-    facts = folder.facts()
-    try:
-        if facts["method"] not in METHODS:
-            raise NoPreview("previews are drawn for the methods of this package; importing a class would run its code")
-        found = preview(find(facts["method"]).configured(facts["parameters"]), folder.checkpoint)
-    except NoPreview as reason:
-        if not as_json:
-            raise
-        print_json({"picture": None, "note": f"{str(reason)[0].upper()}{str(reason)[1:]}."})
-        return
-    path = out or folder.internal / "preview.png"
-    scale = max(1, 56 // found.images.shape[-1])
-    with new_file(path, private=True) as temporary:
-        grid(found.images, columns=found.columns, scale=scale).save(temporary, format="PNG", optimize=True)
-    if as_json:
-        shown = {"picture": str(path), "classes": found.classes, "columns": found.columns}
-        print_json({**shown, "part": found.part, "done": found.done, "total": found.total})
-        return
-    say(
-        f"After {found.done} of {found.total} steps of {found.part!r}; a row for each class: {', '.join(found.classes)}"
-    )
-    say(f"Written: {path}. It may not leave: only the release has a card.")
 
 
 # Torch is imported where it is used: ``sfumato --help`` should not wait for it.

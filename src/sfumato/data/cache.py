@@ -11,19 +11,17 @@ import shutil
 import struct
 import tempfile
 import weakref
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from sfumato.files import cache_folder, locked
+from sfumato.files import cache_folder
 
 MEMORY_LIMIT = 64 << 20
 """Bytes of decoded pixels kept in memory; a larger collection goes to the cache."""
 
 _ENTRY = re.compile(r"^pixels-[0-9a-f]{32}$|^partial-")
-_READING = re.compile(r"^(?P<name>reading-[0-9a-f]{32})(\.lock)?$")
 _FACTS = "facts.json"
 _KINDS: dict[str, Any] = {"pixels": np.uint8, "labels": np.int64, "persons": np.int64}
 
@@ -32,24 +30,12 @@ def clear_cache(cache: str | Path | None = None) -> int:
     """Removes all decoded pixels kept there, and what killed runs left behind; returns the number of bytes freed."""
     folder, freed = cache_folder(cache), 0
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if _ENTRY.match(entry.name):
-            freed += remove(entry)
-        elif match := _READING.match(entry.name):
-            # One that is under way stays.
-            with suppress(BlockingIOError), locked(folder / f"{match['name']}.lock", wait=False):
-                freed += remove(folder / match["name"])
-    return freed
-
-
-def remove(entry: Path) -> int:
-    """Remove a folder of the cache, if it is there; returns the number of bytes in it."""
-    if entry.is_symlink() or not entry.is_dir():
-        return 0
-    # Under another name first: a kill in between must not leave a part of the folder that seems to be all of it.
-    aside = Path(tempfile.mkdtemp(prefix="partial-", dir=entry.parent))
-    entry.rename(aside)
-    freed = sum(file.lstat().st_size for file in aside.rglob("*") if not file.is_dir())
-    shutil.rmtree(aside, ignore_errors=True)
+        if _ENTRY.match(entry.name) and entry.is_dir() and not entry.is_symlink():
+            # Under another name first: a kill in between must not leave a part that seems to be the whole.
+            aside = Path(tempfile.mkdtemp(prefix="partial-", dir=folder))
+            entry.rename(aside)
+            freed += sum(file.lstat().st_size for file in aside.rglob("*") if not file.is_dir())
+            shutil.rmtree(aside, ignore_errors=True)
     return freed
 
 
@@ -161,16 +147,6 @@ class Writer:
         self.count += 1
         if self._partial is None and self.count * pixels.size > self._limit:
             self._spill()
-
-    def extend(self, pixels: IO[bytes], shape: tuple[int, ...], labels: np.ndarray, persons: np.ndarray) -> None:
-        """Add many rows at once, whose pixels are read from a file."""
-        self.shape = shape
-        if self._partial is None:
-            self._spill()
-        shutil.copyfileobj(pixels, self._sinks["pixels"], 1 << 20)
-        self._sinks["labels"].write(labels.astype(np.int64).tobytes())
-        self._sinks["persons"].write(persons.astype(np.int64).tobytes())
-        self.count += len(labels)
 
     def _spill(self) -> None:
         missing = [place for place in (self._folder, *self._folder.parents) if not place.exists()]

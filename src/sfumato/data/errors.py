@@ -25,7 +25,6 @@ _FAILED = {
     errno.ESTALE,
     errno.ETIMEDOUT,
 }
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 _FORBIDDEN = {errno.EACCES, errno.EPERM}
 
 
@@ -56,7 +55,7 @@ class NoPerson(BadInput):
 
 
 class Unavailable(BadInput):
-    """What a disk, a network or a store failed to do: no record is bad, and the same command may succeed later."""
+    """What a disk or a network failed to do: no record is bad, and the same command may succeed later."""
 
 
 def from_system(error: OSError) -> BadInput:
@@ -66,21 +65,13 @@ def from_system(error: OSError) -> BadInput:
         return Unavailable(
             "there is no space left to write to",
             advice="Free some space, or choose another folder for the decoded pixels (cache=..., or the environment "
-            "variable XDG_CACHE_HOME), and give the command again. What a large collection's unfinished reading has "
-            "kept is removed by 'sfumato cache'.",
+            "variable XDG_CACHE_HOME), and give the command again.",
             detail=detail,
         )
     if error.errno in _FAILED:
         return Unavailable(
             "the disk or the network failed",
-            advice="Check both, then give the command again: of a large collection, the parts that were read are kept.",
-            detail=detail,
-        )
-    if error.errno in _NO_LOCKS:
-        return Unavailable(
-            "the disk of the decoded pixels has no file locks",
-            advice="Choose a folder on another disk for them (cache=..., or the environment variable XDG_CACHE_HOME): "
-            "without locks, two readings of a large collection would remove each other's parts.",
+            advice="Check both, then give the command again.",
             detail=detail,
         )
     if error.errno in _FORBIDDEN:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -63,8 +63,6 @@ class Options(TypedDict, total=False):
     pixel_limit: int
     cache: str | Path | None
     memory_limit: int
-    workers: int | None
-    progress: Callable[[int], None] | None
 
 
 def read(
@@ -91,8 +89,6 @@ def read(
     pixel_limit: int = PIXEL_LIMIT,
     cache: str | Path | None = None,
     memory_limit: int = MEMORY_LIMIT,
-    workers: int | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> Images:
     """Read an image folder, npz, idx, parquet or a saved Hugging Face data set.
 
@@ -120,9 +116,6 @@ def read(
         pixel_limit: Larger images are refused before they are decoded.
         cache: The folder for decoded pixels; by default the user's, and only above ``memory_limit``.
         memory_limit: Bytes of pixels that are held in memory; more go to the cache (``clear_cache`` removes them).
-        workers: Processes that decode a large collection; by default one for each core. Where one is killed, the next
-            reading goes on with the parts that are missing.
-        progress: Receives how much of a large collection is read, in per cent.
 
     Returns:
         The images as arrays.
@@ -149,15 +142,7 @@ def read(
         skip_bad=skip_bad,
         infer_classes=infer_classes,
     )
-    found, label_set = read_arrays(
-        path,
-        reading,
-        internal=internal,
-        cache=cache,
-        memory_limit=memory_limit,
-        workers=workers,
-        progress=progress,
-    )
+    found, label_set = read_arrays(path, reading, internal=internal, cache=cache, memory_limit=memory_limit)
     return Images(
         pixels=found.columns["pixels"],
         labels=found.columns["labels"],

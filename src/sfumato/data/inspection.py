@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +15,17 @@ import numpy as np
 from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, NoPerson, Unavailable, from_system
 from sfumato.data.formats.folder import burned_in_text
-from sfumato.data.parallel import Workers
 from sfumato.data.persons import Persons, Proposal, proposals, unnamed_text
 from sfumato.data.reader import Reading, collection_splits, open_source, recognise, silent_decoders
-from sfumato.data.source import Record, Selection, Source
+from sfumato.data.source import Record, Selection, decoded
 
 _NAMED_AT_MOST = 100
 _USUAL_SIZES = (28, 32, 64)
-_PUBLIC = "public"
-_KEY_BYTES = 32
 
 
 @dataclass
-class Counts:
-    """What a collection, or a part of one, holds.
+class Inspection:
+    """What a collection holds, and what kind of collection it is.
 
     ``sizes`` counts (height, width); ``unnamed`` counts, by label, images that name no person where persons are to be
     named; ``brightness`` counts the largest pixel of each image, from 0 to 255; ``bad`` names records and the
@@ -50,11 +45,21 @@ class Counts:
     bad: list[str] = field(default_factory=list)
     bad_images: int = 0
     shared: int = 0
+    format: str = ""
+    splits: tuple[str, ...] = ()
+    left_out: dict[str, int] = field(default_factory=dict)
+    person_patterns: tuple[Proposal, ...] = ()
+    without_unnamed: bool = False
+    declared_classes: tuple[str, ...] | None = None
+    compared: bool = False
 
-    def add(self, record: Record, persons: Persons, known: set[bytes], *, root: Path | None) -> None:
+    def add(
+        self, record: Record, pixels: np.ndarray | BadInput, persons: Persons, known: set[bytes], *, root: Path | None
+    ) -> None:
         """Count one record; ``known`` are the keys of public images."""
         try:
-            pixels = record.load(ImageTransform())
+            if isinstance(pixels, BadInput):
+                raise pixels
             try:
                 person = persons.name(record)
             except NoPerson:
@@ -81,34 +86,6 @@ class Counts:
             self.spellings[str(persons.given(record))] += 1
         if root is not None and record.file is not None and burned_in_text(root, record.file):
             self.burned_in += 1
-
-    def to_plain(self) -> dict[str, Any]:
-        """As JSON has it: counters as lists of pairs, whose keys keep their kinds."""
-        facts = ((one.name, getattr(self, one.name)) for one in fields(self))
-        return {name: list(value.items()) if isinstance(value, Counter) else value for name, value in facts}
-
-    def include(self, plain: dict[str, Any]) -> None:
-        """Add what ``to_plain`` gave for another part."""
-        for name, value in plain.items():
-            mine = getattr(self, name)
-            if isinstance(mine, Counter):
-                mine.update({tuple(key) if isinstance(key, list) else key: count for key, count in value})
-            else:
-                setattr(self, name, mine + value)
-        del self.bad[_NAMED_AT_MOST:]
-
-
-@dataclass
-class Inspection(Counts):
-    """What was found in a whole collection, and what kind of collection it is."""
-
-    format: str = ""
-    splits: tuple[str, ...] = ()
-    left_out: dict[str, int | None] = field(default_factory=dict)
-    person_patterns: tuple[Proposal, ...] = ()
-    without_unnamed: bool = False
-    declared_classes: tuple[str, ...] | None = None
-    compared: bool = False
 
     @property
     def shared_with_public(self) -> int | None:
@@ -211,7 +188,6 @@ def inspect(
     selection: Selection,
     *,
     public: str | Path | None = None,
-    workers: int | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Inspection:
     """Read every image of a collection and count what is there.
@@ -221,12 +197,10 @@ def inspect(
         selection: Which columns and which part to read.
         public: A collection that is to be treated as public: images that are in both are counted. Only equal pixels
             are found, not images that were resized or compressed anew.
-        workers: Processes that read a large collection; by default one for each core.
-        report: Called with how much was read and with how much there is to read, or 0 where that is unknown.
+        report: Called with how many images were read, and 0.
     """
     path = Path(path)
     reading = Reading(ImageTransform(), selection, format=None, skip_bad=False, infer_classes=False)
-    processes = Workers(workers, lambda done: report(done, 100))
     try:
         with silent_decoders():
             known = set() if public is None else _public_keys(Path(public))
@@ -240,13 +214,10 @@ def inspect(
                 without_unnamed=selection.missing_persons == "leave out",
             )
             found.left_out = {name: _count(path, reading, name) for name in found.splits if name != selection.split}
-            if processes.pay(source):
-                _include_parts(found, processes, path, reading, source, known)
-            else:
-                persons = Persons(selection)
-                for done, record in enumerate(source.records(), start=1):
-                    found.add(record, persons, known, root=getattr(source, "root", None))
-                    report(done, 0)
+            persons, root = Persons(selection), getattr(source, "root", None)
+            for done, (record, pixels) in enumerate(decoded(source.records(), reading.transform), start=1):
+                found.add(record, pixels, persons, known, root=root)
+                report(done, 0)
             if not found.persons and not found.unnamed:
                 found.person_patterns = tuple(proposals(source.records()))
     except OSError as error:
@@ -254,26 +225,10 @@ def inspect(
     return found
 
 
-def _count(path: Path, reading: Reading, split: str) -> int | None:
-    """The number of records of another part, where it is known before they are read."""
-    return open_source(path, replace(reading, selection=replace(reading.selection, split=split))).count()
-
-
-def _include_parts(
-    found: Inspection, processes: Workers, path: Path, reading: Reading, source: Source, known: set[bytes]
-) -> None:
-    """Count in several processes."""
-    with tempfile.TemporaryDirectory(prefix="sfumato-") as name:
-        folder = Path(name)
-        (folder / _PUBLIC).write_bytes(b"".join(known))
-        for part in processes.parts(path, reading, folder, source):
-            found.include(json.loads(part.read_text()))
-
-
-def public_keys_in(folder: Path) -> set[bytes]:
-    """The keys of public images that a process is to compare with."""
-    content = (folder / _PUBLIC).read_bytes()
-    return {content[start : start + _KEY_BYTES] for start in range(0, len(content), _KEY_BYTES)}
+def _count(path: Path, reading: Reading, split: str) -> int:
+    """The number of records of another part."""
+    other = replace(reading, selection=replace(reading.selection, split=split))
+    return sum(1 for _ in open_source(path, other).records())
 
 
 def _public_keys(path: Path) -> set[bytes]:

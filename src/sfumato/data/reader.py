@@ -11,24 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sfumato.data.cache import CachedArrays, Writer, cache_key, find, remove
+from sfumato.data.cache import CachedArrays, Writer, cache_key, find
 from sfumato.data.decode import ImageTransform
-from sfumato.data.errors import BadInput, Unavailable, from_system
+from sfumato.data.errors import BadInput, from_system
 from sfumato.data.formats.arrays import IMAGES, Idx, Npz, npz_splits, splits
 from sfumato.data.formats.folder import FileList, Folder, folder_splits
 from sfumato.data.formats.objects import ObjectSource
-from sfumato.data.formats.remote import remote_format, remote_source, remote_splits
 from sfumato.data.formats.tables import arrow, arrow_splits, files_in, is_arrow, parquet, parquet_splits
-from sfumato.data.parallel import Workers
 from sfumato.data.persons import Persons
-from sfumato.data.remote import Place, address_of
 from sfumato.data.source import Labels, Selection, Source, files_fingerprint, gather
-from sfumato.files import cache_folder, locked
+from sfumato.files import cache_folder
 
 Format = Literal["folder", "list", "npz", "idx", "parquet", "arrow"]
 
 _RULES = 3  # raised where the same files are read as other rows or persons than before
-_LOGGERS = ("PIL", "aiobotocore", "botocore", "fsspec", "huggingface_hub", "s3fs")
 _SOURCES: dict[str, Callable[[Path, Selection], Source]] = {
     "folder": Folder,
     "list": FileList,
@@ -57,8 +53,6 @@ def read_arrays(
     internal: bool,
     cache: str | Path | None,
     memory_limit: int,
-    workers: int | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> tuple[CachedArrays, tuple[str, ...]]:
     """The decoded rows and the label set. Raises BadInput alone; its text names no file unless ``internal``."""
     try:
@@ -66,7 +60,7 @@ def read_arrays(
             if not isinstance(collection, str | Path):
                 return _read_object(collection, reading)
             limit = 0 if cache is not None else memory_limit
-            return _read(Path(collection), reading, cache_folder(cache), limit, Workers(workers, progress))
+            return _read(Path(collection), reading, cache_folder(cache), limit)
     except BadInput as error:
         problem = error.shown(internal=internal)
     except OSError as error:
@@ -77,26 +71,21 @@ def read_arrays(
 
 @contextmanager
 def silent_decoders() -> Iterator[None]:
-    """Suppress what decoders and file systems warn and log about single files: it is private."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    propagated, silent = [logger.propagate for logger in loggers], logging.NullHandler()
-    for logger in loggers:
-        logger.propagate = False
-        logger.addHandler(silent)
+    """Suppress what decoders warn and log about single files: it is private."""
+    logger, silent = logging.getLogger("PIL"), logging.NullHandler()
+    propagated, logger.propagate = logger.propagate, False
+    logger.addHandler(silent)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, before in zip(loggers, propagated, strict=True):
-            logger.propagate = before
-            logger.removeHandler(silent)
+        logger.propagate = propagated
+        logger.removeHandler(silent)
 
 
 def recognise(path: Path) -> Format:
     """The format of the collection at ``path``."""
-    if (address := address_of(path)) is not None:
-        return remote_format(Place(address))
     if not path.exists():
         raise BadInput(f"there is nothing at {path}", advice="Check the path.")
     if path.is_dir():
@@ -126,8 +115,6 @@ def recognise(path: Path) -> Format:
 
 def collection_splits(path: Path) -> tuple[str, ...]:
     """The names of the parts of a collection; none where it has no parts."""
-    if (address := address_of(path)) is not None:
-        return remote_splits(Place(address))
     kind = recognise(path)
     if kind in ("folder", "idx", "parquet", "arrow") and not path.is_dir():
         return ()
@@ -143,43 +130,16 @@ def collection_splits(path: Path) -> tuple[str, ...]:
 
 def open_source(path: Path, reading: Reading) -> Source:
     """The collection at ``path`` in its format, before any image is decoded."""
-    if (address := address_of(path)) is not None:
-        return remote_source(Place(address), reading.selection, reading.format)
     path = path if reading.format else _exported(path)
     return _SOURCES[reading.format or recognise(path)](path, reading.selection)
 
 
-def _read(
-    path: Path, reading: Reading, folder: Path, memory_limit: int, workers: Workers
-) -> tuple[CachedArrays, tuple[str, ...]]:
+def _read(path: Path, reading: Reading, folder: Path, memory_limit: int) -> tuple[CachedArrays, tuple[str, ...]]:
     source = open_source(path, reading)
     labels = Labels(source, reading.selection, infer=reading.infer_classes)
     beside = [] if reading.selection.person_file is None else [reading.selection.person_file]
     key = cache_key(_RULES, source.fingerprint(), files_fingerprint(beside), reading, labels.classes)
-    found = find(folder, key)
-    if found is None and workers.pay(source):
-        kept = folder / f"reading-{key}"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with locked(folder / f"{kept.name}.lock"):
-            # Another process may have read the collection while this one waited.
-            try:
-                found = find(folder, key) or _written(
-                    Writer(folder, memory_limit=memory_limit),
-                    key,
-                    lambda writer: workers.read(path, reading, labels.classes, writer, kept, source),
-                )
-            except Unavailable:
-                raise
-            except BadInput:
-                remove(kept)
-                raise
-            remove(kept)
-    elif found is None:
-        found = _written(
-            Writer(folder, memory_limit=memory_limit),
-            key,
-            lambda writer: gather(source.records(), reading, labels, Persons(reading.selection).number, writer),
-        )
+    found = find(folder, key) or _decoded(source, reading, labels, Writer(folder, memory_limit=memory_limit), key)
     return found, labels.classes
 
 
@@ -187,18 +147,12 @@ def _read_object(dataset: Any, reading: Reading) -> tuple[CachedArrays, tuple[st
     """A data set that is a Python object, into memory: nothing says whether it is the one that was read before."""
     source = ObjectSource(dataset, reading.selection)
     labels = Labels(source, reading.selection, infer=reading.infer_classes)
-    found = _written(
-        Writer(cache_folder(), memory_limit=sys.maxsize),
-        "",
-        lambda writer: gather(source.records(), reading, labels, Persons(reading.selection).number, writer),
-    )
-    return found, labels.classes
+    return _decoded(source, reading, labels, Writer(cache_folder(), memory_limit=sys.maxsize), ""), labels.classes
 
 
-def _written(writer: Writer, key: str, read: Callable[[Writer], list[str]]) -> CachedArrays:
-    """What ``read`` gives the writer; it returns which records were left out."""
+def _decoded(source: Source, reading: Reading, labels: Labels, writer: Writer, key: str) -> CachedArrays:
     try:
-        skipped = read(writer)
+        skipped = gather(source.records(), reading, labels, Persons(reading.selection).number, writer)
         if not writer.count:
             raise BadInput(
                 "the collection has no images that can be used",

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
 from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, NoPerson, Unavailable
-from sfumato.data.remote import RemoteFile
-from sfumato.files import write_json
 
 if TYPE_CHECKING:
     from sfumato.data.reader import Reading
@@ -69,20 +66,11 @@ class Source(Protocol):
     def records(self) -> Iterator[Record]:
         """One pass in constant memory. Raises BadInput when the collection as a whole is malformed."""
 
-    def count(self) -> int | None:
-        """The number of records, where it is known before they are read and a part of them can be read alone."""
 
-    def part(self, start: int, stop: int) -> Iterator[Record]:
-        """The records from number ``start`` on, up to ``stop``."""
-
-
-def files_fingerprint(files: Iterable[Path | RemoteFile]) -> str:
-    """A fingerprint of files by path, size and times, or by what their store says about the version."""
+def files_fingerprint(files: Iterable[Path]) -> str:
+    """A fingerprint of files by path, size and times."""
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
-        if isinstance(file, RemoteFile):
-            digest.update(f"{file.place.address}\0{file.path}\0{file.size}\0{file.version}\0".encode())
-            continue
         found = file.stat()
         part = f"{file.resolve()}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ctime_ns}\0{found.st_ino}\0"
         digest.update(part.encode("utf-8", "surrogateescape"))
@@ -151,18 +139,19 @@ def _inferred(source: Source) -> tuple[str, ...]:
     return tuple(names) or tuple(str(number) for number in range(highest + 1))
 
 
-Person = TypeVar("Person", contravariant=True)
-
 NAMED_AT_MOST = 1000
 """Records that were left out are named up to this number."""
 
+_THREADS = min(8, len(os.sched_getaffinity(0)))  # Pillow decodes without the interpreter's lock
+_AT_ONCE = 16  # records of one task
 
-class Rows(Protocol[Person]):
+
+class Rows(Protocol):
     """Takes decoded rows; ``shape`` is that of the first image."""
 
     shape: tuple[int, ...] | None
 
-    def add(self, pixels: np.ndarray, *, label: int, person: Person) -> None:
+    def add(self, pixels: np.ndarray, *, label: int, person: int | None) -> None:
         """Keep one row."""
 
 
@@ -170,17 +159,17 @@ def gather(
     records: Iterable[Record],
     reading: Reading,
     labels: Labels,
-    person_of: Callable[[Record], Person],
-    rows: Rows[Person],
+    person_of: Callable[[Record], int | None],
+    rows: Rows,
 ) -> list[str]:
     """Decode every record; returns which were left out as bad, and why."""
     skipped: list[str] = []
-    skip_unlabelled = reading.selection.unlabelled == "leave out"
-    for record in records:
-        if skip_unlabelled and labels.missing(record):
-            continue
+    if reading.selection.unlabelled == "leave out":
+        records = (record for record in records if not labels.missing(record))
+    for record, pixels in decoded(records, reading.transform):
         try:
-            pixels = record.load(reading.transform)
+            if isinstance(pixels, BadInput):
+                raise pixels
             label, person = labels.number(record), person_of(record)
         except BadInput as error:
             if isinstance(error, NoPerson) and reading.selection.missing_persons == "leave out":
@@ -190,97 +179,31 @@ def gather(
             if len(skipped) < NAMED_AT_MOST:
                 skipped.append(f"{record.name}: {error.rule}")
             continue
-        check_shape(rows.shape, pixels.shape, record.name)
+        if rows.shape not in (None, pixels.shape):
+            raise BadInput(
+                "the images differ in size or colour",
+                advice='Say what they are to become: size=32 (--size 32), colour="grey" (--colour grey) or "rgb".',
+                detail=f"{record.name}: {pixels.shape} after {rows.shape}",
+            )
         rows.add(pixels, label=label, person=person)
     return skipped
 
 
-def check_shape(before: tuple[int, ...] | None, now: tuple[int, ...], name: str) -> None:
-    """Refuse images of several shapes."""
-    if before not in (None, now):
-        raise BadInput(
-            "the images differ in size or colour",
-            advice='Say what they are to become: size=32 (--size 32), colour="grey" (--colour grey) or "rgb".',
-            detail=f"{name}: {now} after {before}",
-        )
+def decoded(records: Iterable[Record], transform: ImageTransform) -> Iterator[tuple[Record, np.ndarray | BadInput]]:
+    """Every record, in their order, with its pixels or with what is wrong with it; decoded by several threads."""
 
+    def decode(block: list[Record]) -> list[tuple[Record, np.ndarray | BadInput]]:
+        found: list[tuple[Record, np.ndarray | BadInput]] = []
+        for record in block:
+            try:
+                found.append((record, record.load(transform)))
+            except BadInput as error:
+                found.append((record, error))
+        return found
 
-Entry = tuple[Any, ...]
-"""What a record is made from, in values that JSON has."""
-
-_EVERY = 1 << 10  # entries between two whose places in the file are known
-
-
-class Listing:
-    """Entries in a file, one in a line; a part is found without a look at what stands before it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._lines = folder / "entries"
-        facts = json.loads(_facts(folder).read_text())
-        self.count: int = facts["count"]
-        self._places: list[int] = facts["places"]
-
-    @classmethod
-    def kept(cls, folder: Path, entries: Iterable[Entry]) -> Listing:
-        """The listing that was made in this folder before, or one of these entries; in constant memory."""
-        if not _facts(folder).exists():
-            count, places = 0, []
-            handle = os.open(folder / "entries", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with open(handle, "wb", buffering=1 << 20) as file:
-                for entry in entries:
-                    if count % _EVERY == 0:
-                        places.append(file.tell())
-                    file.write(json.dumps(entry).encode() + b"\n")
-                    count += 1
-            # Written last: where it stands, the entries are complete.
-            write_json(_facts(folder), {"count": count, "places": places}, private=True)
-        return cls(folder)
-
-    def part(self, start: int, stop: int) -> Iterator[Entry]:
-        """The entries from number ``start`` on, up to ``stop``."""
-        stop = min(stop, self.count)
-        if start >= stop:
-            return
-        with self._lines.open("rb") as file:
-            file.seek(self._places[start // _EVERY])
-            for line in islice(file, start % _EVERY, stop - start // _EVERY * _EVERY):
-                yield tuple(json.loads(line))
-
-
-def _facts(folder: Path) -> Path:
-    return folder / "listing.json"
-
-
-class ListedSource(ABC):
-    """A collection whose images are single files."""
-
-    classes: tuple[str, ...] | None = None
-    _listing: Listing | None = None
-
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Changes when a file of the collection changes."""
-
-    @abstractmethod
-    def count(self) -> int | None:
-        """The number of records."""
-
-    @abstractmethod
-    def entries(self, scratch: Path | None = None) -> Iterator[Entry]:
-        """All entries in their order, in constant memory; ``scratch`` is a folder for temporary files."""
-
-    @abstractmethod
-    def records_of(self, entries: Iterable[Entry]) -> Iterator[Record]:
-        """The records of these entries."""
-
-    def records(self) -> Iterator[Record]:
-        return self.records_of(self.entries())
-
-    def use_listing(self, folder: Path) -> int:
-        """Take parts from the listing in this folder, which is made if it is not there; returns their number."""
-        self._listing = Listing.kept(folder, self.entries(folder))
-        return self._listing.count
-
-    def part(self, start: int, stop: int) -> Iterator[Record]:
-        entries = islice(self.entries(), start, stop) if self._listing is None else self._listing.part(start, stop)
-        return self.records_of(entries)
+    records = iter(records)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        while many := list(islice(records, _AT_ONCE * _THREADS)):
+            blocks = [many[start : start + _AT_ONCE] for start in range(0, len(many), _AT_ONCE)]
+            for block in pool.map(decode, blocks):
+                yield from block

@@ -14,8 +14,16 @@ from sfumato.data.holdout import check_disjoint
 from sfumato.data.images import Images
 from sfumato.evaluation.classifiers import Progress, silent
 from sfumato.evaluation.features import inception, train_class_features
-from sfumato.evaluation.image_sets import AnyImages, LabelledImages, aligned
-from sfumato.evaluation.measurements import AccuracyMeasure, DistanceMeasure, Measuring, Row, evaluation_rows
+from sfumato.evaluation.measurements import (
+    AccuracyMeasure,
+    AnyImages,
+    DistanceMeasure,
+    LabelledImages,
+    Measuring,
+    Row,
+    aligned,
+    evaluation_rows,
+)
 from sfumato.evaluation.private_views import nearest_neighbours
 from sfumato.evaluation.protocols import Protocol, protocol_named
 from sfumato.evaluation.results import (
@@ -39,7 +47,6 @@ def evaluate(
     real_train: Images,
     real_test: Images,
     *,
-    real_validation: Images | None = None,
     protocol: str | Protocol = "sinkhorn",
     data: str = "not named",
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
@@ -60,7 +67,6 @@ def evaluate(
             independent trainings of one generator and get one classifier each, as the ``sinkhorn`` papers do it.
         real_train: The images that the generator was trained on.
         real_test: Real images that it was not trained on.
-        real_validation: For the protocol ``bench``: real images to pick an epoch on, as DPImageBench does it.
         protocol: The name of a protocol, or one of your own.
         data: A name for the real data, which is repeated with every value.
         seeds: The seeds of the classifiers.
@@ -81,7 +87,7 @@ def evaluate(
     device = torch.device(device)
     given = [synthetic] if isinstance(synthetic, Images | SyntheticImages) else list(synthetic)
     seeds = _seeds(seeds, len(given))
-    sets = _image_sets(given, real_train, real_test, real_validation)
+    sets = _image_sets(given, real_train, real_test)
     limit = CPU_FEATURE_IMAGES if feature_images is None and device.type == "cpu" else feature_images
     rows = evaluation_rows(
         chosen, sets.synthetic, sets.train, sets.test, classes=len(sets.classes), feature_images=limit
@@ -93,7 +99,6 @@ def evaluate(
         chosen,
         measuring,
         seeds=seeds,
-        validation=sets.validation,
         device=device,
         progress=overall.report,
     )
@@ -129,21 +134,17 @@ class _ImageSets:
     synthetic: tuple[LabelledImages, ...]
     train: LabelledImages
     test: LabelledImages
-    validation: LabelledImages | None
 
 
-def _image_sets(
-    given: Sequence[AnyImages], real_train: Images, real_test: Images, real_validation: Images | None
-) -> _ImageSets:
+def _image_sets(given: Sequence[AnyImages], real_train: Images, real_test: Images) -> _ImageSets:
     classes, shape = tuple(real_train.classes), real_train.pixels.shape[1:]
     train = aligned(real_train, classes, shape, name="real training")
     test = aligned(real_test, classes, shape, name="real test")
     check_disjoint(real_train, real_test)
-    aside = None if real_validation is None else aligned(real_validation, classes, shape, name="real validation")
     sets = tuple(aligned(images, classes, shape, name="synthetic") for images in given)
     if len({len(part) for part in sets}) > 1:
         raise ValueError(f"several synthetic sets must be equally large, not {[len(part) for part in sets]} images")
-    return _ImageSets(classes, sets, train, test, aside)
+    return _ImageSets(classes, sets, train, test)
 
 
 class _Overall:

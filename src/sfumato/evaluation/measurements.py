@@ -1,4 +1,4 @@
-"""The measurements of one evaluation: accuracies and distances of each row, the synthetic images and the baselines."""
+"""The rows of one evaluation, synthetic images and baselines, and the accuracies and distances of each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from sfumato.data.images import Images
 from sfumato.evaluation.classifiers import (
     Accuracy,
     ClassifierSpec,
@@ -27,7 +29,6 @@ from sfumato.evaluation.features import (
     kernel_distance,
     manifold,
 )
-from sfumato.evaluation.image_sets import LabelledImages, uniform_noise
 from sfumato.evaluation.protocols import Protocol
 from sfumato.evaluation.results import (
     HALVES,
@@ -43,6 +44,74 @@ from sfumato.evaluation.results import (
     metric_named,
 )
 from sfumato.release.card import Guarantee
+from sfumato.release.synthetic import SyntheticImages
+
+SPLIT_SEED = 0
+"""Fixes subsets, halves and noise, so that their features can be found in the cache again."""
+
+AnyImages = Images | SyntheticImages
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Images whose labels are numbers into the evaluation's one label set."""
+
+    pixels: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def first(self, count: int | None) -> LabelledImages:
+        """At most ``count`` random images: the first of one fixed order, so that a smaller set is part of a larger."""
+        return self if count is None or count >= len(self) else self._rows(self._order()[:count])
+
+    def halves(self, count: int | None) -> tuple[LabelledImages, LabelledImages]:
+        """At most ``count`` images of each of two disjoint halves; the first ones are those of ``first``."""
+        middle = len(self) // 2
+        count = middle if count is None else min(count, middle)
+        order = self._order()
+        return self._rows(order[:count]), self._rows(order[middle : middle + count])
+
+    def _order(self) -> np.ndarray:
+        return np.random.default_rng(SPLIT_SEED).permutation(len(self))
+
+    def _rows(self, rows: np.ndarray) -> LabelledImages:
+        rows = np.sort(rows)
+        return LabelledImages(self.pixels[rows], self.labels[rows])
+
+
+def aligned(given: AnyImages, classes: Sequence[str], shape: tuple[int, ...], *, name: str) -> LabelledImages:
+    """The images with their labels renumbered into ``classes`` by name."""
+    pixels = given.images if isinstance(given, SyntheticImages) else given.pixels
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1:] != shape:
+        raise ValueError(
+            f"{name} images must be uint8 of shape {shape} (channels, height, width) like the real training images, "
+            f"not {pixels.dtype} {pixels.shape[1:]}; read both with the same size and colour"
+        )
+    if len(pixels) != len(given.labels):
+        raise ValueError(f"{name}: there must be one label for each image; the two counts differ")
+    if len(pixels) < 2:
+        raise ValueError(f"{name}: an evaluation needs at least two images")
+    labels = np.asarray(given.labels, dtype=np.int64)
+    if tuple(given.classes) == tuple(classes):
+        return LabelledImages(pixels, labels)
+    unknown = [entry for entry in given.classes if entry not in classes]
+    if unknown:
+        raise ValueError(
+            f"{name} images declare the classes {unknown}, which the real data does not have; its label set is "
+            f"{list(classes)}. Class names must agree, their order need not"
+        )
+    places = np.array([list(classes).index(entry) for entry in given.classes], dtype=np.int64)
+    return LabelledImages(pixels, places[labels])
+
+
+def uniform_noise(count: int, classes: int, shape: tuple[int, ...]) -> LabelledImages:
+    """Pixels and labels that know nothing of the data: a baseline that any generator should exceed."""
+    random = np.random.default_rng(SPLIT_SEED)
+    return LabelledImages(
+        random.integers(0, 256, size=(count, *shape), dtype=np.uint8), np.arange(count, dtype=np.int64) % classes
+    )
 
 
 @dataclass(frozen=True)
@@ -143,7 +212,6 @@ def evaluation_rows(
     splits = {"train": train.first(feature_images), "test": test.first(feature_images)}
     tested = Part.of("real", "test", test)
     reference = Part.of("real", protocol.reference, splits[protocol.reference])
-    limit = min(found) if (found := [n for n in (feature_images, protocol.feature_images) if n is not None]) else None
     noise = uniform_noise(size, classes, train.pixels.shape[1:])
     (left, right), (left_compared, right_compared) = train.halves(size), train.halves(feature_images)
     first, second = "train, first half", "train, second half"
@@ -152,7 +220,7 @@ def evaluation_rows(
             SYNTHETIC,
             Part.of("synthetic", None, *sets),
             tested,
-            Part.of("synthetic", None, *(part.first(limit) for part in sets)),
+            Part.of("synthetic", None, *(part.first(feature_images) for part in sets)),
             reference,
         ),
         # The distance of a set from itself says nothing: the split that is not the reference is compared.
@@ -170,14 +238,10 @@ def evaluation_rows(
             NOISE,
             Part.of("uniform noise", None, noise),
             tested,
-            Part.of("uniform noise", None, noise.first(limit)),
+            Part.of("uniform noise", None, noise.first(feature_images)),
             reference,
         ),
     ]
-
-
-VALIDATED = "best epoch on real validation images, as DPImageBench picks it; not private"
-"""The selection of DPImageBench: the epoch is picked on un-noised sensitive images."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +252,6 @@ class _Scores:
     seeds: tuple[int, ...]
     trained: tuple[TrainedClassifier, ...]
     accuracies: tuple[Accuracy, ...]
-    validated: tuple[Accuracy, ...]
 
 
 class AccuracyMeasure:
@@ -200,19 +263,16 @@ class AccuracyMeasure:
         measuring: Measuring,
         *,
         seeds: Sequence[int],
-        validation: LabelledImages | None,
         device: torch.device,
         progress: Progress,
     ) -> None:
         self.protocol, self.measuring, self.seeds = protocol, measuring, tuple(seeds)
-        self.validation, self.device, self.progress = validation, device, progress
+        self.device, self.progress = device, progress
 
     def measure(self, row: Row) -> tuple[list[Measurement], TrainedClassifier]:
         """The row's accuracies, and its classifier for label agreement, of the first seed."""
         found = self._scores(row)
-        measured = [one for scores in found for one in self._measurements(scores, row)]
-        if self.protocol.several_networks:
-            measured += self._over_networks(found, row)
+        measured = [self._accuracy(scores, row) for scores in found]
         named = next(one for one in found if one.spec.name == self.protocol.agreement_classifier)
         return measured, named.trained[0]
 
@@ -240,8 +300,7 @@ class AccuracyMeasure:
             seeds = self._seeds(spec, row)
             own = tuple(self._trained(spec, row.train, place, seed) for place, seed in enumerate(seeds))
             accuracies = tuple(self._score(one, row.test.only) for one in own)
-            validated = tuple(self._score(one.validated, row.test.only) for one in own if one.validated is not None)
-            found.append(_Scores(spec, seeds, own, accuracies, validated))
+            found.append(_Scores(spec, seeds, own, accuracies))
         return found
 
     def _seeds(self, spec: ClassifierSpec, row: Row) -> tuple[int, ...]:
@@ -250,14 +309,12 @@ class AccuracyMeasure:
 
     def _trained(self, spec: ClassifierSpec, train: Part, place: int, seed: int) -> TrainedClassifier:
         part = train.sets[place if len(train.sets) > 1 else 0]
-        aside = self.validation if self.protocol.several_networks else None
         return train_classifier(
             spec,
             part.pixels,
             part.labels,
             classes=len(self.measuring.classes),
             seed=seed,
-            validation=None if aside is None else (aside.pixels, aside.labels),
             device=self.device,
             progress=lambda task, done, total: self.progress(f"{train.described.data}: {task}", done, total),
         )
@@ -265,52 +322,26 @@ class AccuracyMeasure:
     def _score(self, classifier: TrainedClassifier, images: LabelledImages) -> Accuracy:
         return score(classifier, images.pixels, images.labels, classes=len(self.measuring.classes))
 
-    def _measurements(self, scores: _Scores, row: Row) -> Iterator[Measurement]:
-        spec = scores.spec
-        settings: dict[str, Any] = {"epochs": spec.epochs, "batch": spec.batch}
-        picked = {"selection": self.protocol.selection, "selected_epochs": [one.epoch for one in scores.trained]}
-        yield self._accuracy(spec.name, scores.accuracies, scores.seeds, row, settings | picked, by_class=True)
-        if scores.validated:
-            epochs = [one.validated.epoch for one in scores.trained if one.validated is not None]
-            picked = {"selection": VALIDATED, "selected_epochs": epochs}
-            name = f"{spec.name}, validated on real images"
-            yield self._accuracy(name, scores.validated, scores.seeds, row, settings | picked, by_class=True)
-
-    def _over_networks(self, found: Sequence[_Scores], row: Row) -> Iterator[Measurement]:
-        names = ", ".join(one.spec.name for one in found)
-        if all(one.validated for one in found):
-            columns = zip(*(one.validated for one in found), strict=True)
-            best = [max(column, key=lambda one: one.overall) for column in columns]
-            name = f"best of {names}, validated on real images"
-            yield self._accuracy(name, best, self.seeds, row, {"selection": VALIDATED}, by_class=False)
-        columns = zip(*(one.accuracies for one in found), strict=True)
-        means = [Accuracy(sum(one.overall for one in column) / len(column), ()) for column in columns]
-        yield self._accuracy(f"mean of {names}", means, self.seeds, row, {}, by_class=False)
-
-    def _accuracy(
-        self,
-        classifier: str,
-        accuracies: Sequence[Accuracy],
-        seeds: Sequence[int],
-        row: Row,
-        settings: dict[str, Any],
-        *,
-        by_class: bool,
-    ) -> Measurement:
+    def _accuracy(self, scores: _Scores, row: Row) -> Measurement:
+        spec, seeds = scores.spec, scores.seeds
         several = len(row.train.sets) > 1
         repeated = "generators, one classifier each" if several else "classifier seeds"
-        fixed = len(seeds) < len(self.seeds)
         return self.measuring.measurement(
             "accuracy",
-            [one.overall for one in accuracies],
+            [one.overall for one in scores.accuracies],
             row=row.name,
-            classifier=classifier,
+            classifier=spec.name,
             candidate=row.train.described,
             reference=row.test.described,
             seeds=seeds,
-            std_over="nothing: the classifier has no randomness" if fixed else repeated,
-            per_class=class_accuracies(accuracies, self.measuring.classes) if by_class else None,
-            settings=settings,
+            std_over="nothing: the classifier has no randomness" if len(seeds) < len(self.seeds) else repeated,
+            per_class=class_accuracies(scores.accuracies, self.measuring.classes),
+            settings={
+                "epochs": spec.epochs,
+                "batch": spec.batch,
+                "selection": self.protocol.selection,
+                "selected_epochs": [one.epoch for one in scores.trained],
+            },
         )
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from sfumato.data import Images
 from sfumato.data.digits import draw_digits
@@ -69,7 +68,6 @@ class LocatedDataset:
         unit: str = "image",
         records: int | None = None,
         test_records: int | None = None,
-        validation: int = 0,
     ) -> DataSpec:
         options = dict(self.dataset.options)
         if unit == "person":
@@ -83,7 +81,6 @@ class LocatedDataset:
             options=options,
             records=records,
             test_records=test_records,
-            validation=validation,
             drawn=self.dataset.drawn,
             split="" if self.given else self.dataset.split,
             remark=self.remark,
@@ -162,42 +159,17 @@ def read_images(data: DataSpec) -> tuple[Images, Images]:
     """Training and test images, as many of them as the specification says."""
     if data.drawn:
         return draw_digits(data.records or 60_000, seed=0), draw_digits(data.test_records or TEST_DIGITS, seed=1)
-    train, test = _both(data)
-    return _subset(_apart(train, data.validation)[0], data.records), _subset(test, data.test_records)
-
-
-def read_validation(data: DataSpec) -> Images | None:
-    """The training images that are kept apart, if there are any."""
-    if not data.validation:
-        return None
-    return _apart(_both(data)[0], data.validation)[1]
-
-
-def _both(data: DataSpec) -> tuple[Images, Images]:
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in data.options.items()}
-    return _read(data.train, data.test, data.hold_out, tuple(sorted(options.items())))
-
-
-def _apart(images: Images, count: int) -> tuple[Images, Images]:
-    """All but ``count`` of the images, and these; divided as DPImageBench does, by ``random_split`` with seed 0."""
-    if not count:
-        return images, _rows(images, [])
-    # What torch.utils.data.random_split draws.
-    order = torch.randperm(len(images.pixels), generator=torch.Generator().manual_seed(0)).tolist()
-    kept = len(images.pixels) - count
-    return _rows(images, order[:kept]), _rows(images, order[kept:])
-
-
-def _rows(images: Images, rows: Sequence[int]) -> Images:
-    chosen = np.asarray(rows, dtype=np.int64)
-    persons = None if images.persons is None else images.persons[chosen]
-    return Images(images.pixels[chosen], images.labels[chosen], images.classes, persons)
+    train, test = _read(data.train, data.test, data.hold_out, tuple(sorted(options.items())))
+    return _subset(train, data.records), _subset(test, data.test_records)
 
 
 def _subset(images: Images, count: int | None) -> Images:
     if count is None or count >= len(images.pixels):
         return images
-    return _rows(images, list(np.sort(np.random.default_rng(0).permutation(len(images.pixels))[:count])))
+    chosen = np.sort(np.random.default_rng(0).permutation(len(images.pixels))[:count])
+    persons = None if images.persons is None else images.persons[chosen]
+    return Images(images.pixels[chosen], images.labels[chosen], images.classes, persons)
 
 
 @lru_cache(maxsize=2)

@@ -300,9 +300,7 @@ def changed(
 
 
 def _conditions(experiment: ExperimentSpec, data: str, locator: DatasetLocator, out: Path, device: str) -> Conditions:
-    spec = locator.require(data).spec(
-        unit=experiment.unit, records=experiment.records, validation=experiment.validation
-    )
+    spec = locator.require(data).spec(unit=experiment.unit, records=experiment.records)
     evaluations = tuple(
         EvaluationSpec(
             protocol=name,

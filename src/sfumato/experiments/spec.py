@@ -30,8 +30,6 @@ class DataSpec:
     """Keyword arguments of ``sfumato.read``."""
     records: int | None = None
     test_records: int | None = None
-    validation: int = 0
-    """The number of training images that are kept apart, to choose an epoch on as DPImageBench does."""
     drawn: bool = False
     """Digits that are drawn in memory, without any file."""
     split: str = ""
@@ -169,7 +167,7 @@ class ExperimentSpec:
     """A table of an experiment file: every case × ε × dataset is trained ``trainings`` times.
 
     ``method`` is a method's name or "real" (classifiers trained on real images). ``parameters`` are shared by all
-    ``cases``. ``validation`` images of the training set are kept apart for the protocol ``bench``. ``fid`` is the
+    ``cases``. ``fid`` is the
     number of trainings of each setting whose FID and KID are measured; with no ``protocols`` only ``measures`` are.
     ``small`` limits networks and steps as the small scale of the papers' entries does.
     """
@@ -190,7 +188,6 @@ class ExperimentSpec:
     images: int | None = None
     feature_images: int | None = None
     records: int | None = None
-    validation: int = 0
     fid: int = 0
     small: bool = False
     note: str = ""

@@ -12,10 +12,10 @@ from typing import Any
 from sfumato.data import Images, PrivateImages
 from sfumato.evaluation.evaluate import MEMORISATION_IMAGES, evaluate
 from sfumato.evaluation.features import default_folder
-from sfumato.evaluation.image_sets import uniform_noise
+from sfumato.evaluation.measurements import uniform_noise
 from sfumato.evaluation.private_views import nearest_neighbours, write_view
 from sfumato.evaluation.results import NOTICE, SYNTHETIC
-from sfumato.experiments.datasets import content_hash, read_images, read_validation
+from sfumato.experiments.datasets import content_hash, read_images
 from sfumato.experiments.measures import MEASURES, Sampled
 from sfumato.experiments.spec import Conditions, EvaluationSpec, SamplingVariant, TrainingSpec, slug
 from sfumato.files import private_folder, write_json
@@ -233,5 +233,4 @@ def evaluated(
         with_inception=evaluation.with_inception(number),
         baselines=isinstance(synthetic, Images),
         only=only,
-        real_validation=read_validation(conditions.data),
     ).to_json()

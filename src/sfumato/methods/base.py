@@ -93,9 +93,6 @@ class Method(ABC):
     curator_type: ClassVar[type[Curator]] = Curator
     paper_settings: ClassVar[Mapping[str, Any] | None] = None
     """The settings of its paper, variant included, as far as they are known; ``--preset paper`` starts from them."""
-    preview_settings: ClassVar[Mapping[str, Any]] = {}
-    """Settings for a preview of a running training: they leave out public work whose result the checkpoint replaces,
-    and queries that come after the training."""
 
     variant: str = "certified"
 

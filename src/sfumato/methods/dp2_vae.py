@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,6 @@ class DP2VAE(Method):
         "record": "each record has a posterior of its own",
         "shard": "certified too: the records of a shard share an encoder, and a shard has one clipped gradient",
     }
-    preview_settings: ClassVar[Mapping[str, Any]] = {"prior_noise": 0.0}  # the prior comes after the training
 
     sampling_rate: float = 0.1
     steps: int = 300

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +61,6 @@ class DPDiffusion(Method):
     name: ClassVar[str] = "dp-diffusion"
     paper: ClassVar[str] = "Dockhorn, Cao, Vahdat, Kreis: Differentially Private Diffusion Models (TMLR 2023)"
     variants: ClassVar[Mapping[str, str]] = {"certified": "EDM by DP-SGD, with a warm start and a teacher"}
-    preview_settings: ClassVar[Mapping[str, Any]] = {"warm_start": "none"}
 
     # Network
     width: int = 48

@@ -1,162 +1,72 @@
-"""``sfumato.compare``: every certified method on the same data, as files, as one result and as a page. NOT PRIVATE."""
+"""``sfumato.compare``: certified methods trained and evaluated alike on one collection, with a page. NOT PRIVATE."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from html import escape
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
-from markupsafe import Markup
-
-from sfumato.data.holdout import HoldOut
+from sfumato.data.holdout import HoldOut, check_test_part, read_train_and_test
 from sfumato.data.images import Options
 from sfumato.durations import duration
 from sfumato.evaluation.protocols import protocol_named
-from sfumato.evaluation.results import REAL, ImageCounts, LeftOut, Measurement, metric_named
-from sfumato.experiments.comparison import (
-    HOLD_OUT,
-    ComparedMethod,
-    ComparisonResult,
-    chosen_methods,
-    comparison_conditions,
-    gather_comparison,
-    planned_epsilon,
-    run_comparison,
-    to_csv,
-)
-from sfumato.experiments.runner import Progress, ignore
-from sfumato.experiments.spec import EvaluationSpec, TrainingSpec
+from sfumato.evaluation.results import REAL, SYNTHETIC
+from sfumato.experiments.layout import REAL_ROW, Evaluated, Layout, Line, gather, in_order, read_json, trials_of
+from sfumato.experiments.results import Measured, ResultRow, ResultSet
+from sfumato.experiments.runner import Progress, Task, begin, ignore, run_tasks
+from sfumato.experiments.spec import Conditions, DataSpec, EvaluationSpec, TrainingSpec
+from sfumato.experiments.training import Baselines, baselines_file
 from sfumato.files import write_file, write_json
-from sfumato.methods import Method
-from sfumato.methods.registry import load
+from sfumato.methods import METHODS, Method, find
+from sfumato.privacy import Budget, Event, Ledger
+from sfumato.privacy.accounting import epsilon as epsilon_of
 from sfumato.privacy.budget import Unit
-from sfumato.report.chart import Point, Series, Table, curve, left_out_text, mebibytes_text
-from sfumato.report.pages import render_not_private, sample_rows
+from sfumato.release.card import rounded_up
+from sfumato.report.chart import Point, Series, curve, figure, mebibytes_text
+from sfumato.report.pages import not_private_page
+from sfumato.report.papers import number, samples_of
 
-SHOWN = ("accuracy", "fid", "kid", "coverage")
-
-
-def comparison_page(result: ComparisonResult, pictures: Sequence[str]) -> str:
-    """The page of a comparison; ``pictures`` are ``data:`` addresses, one for each entry."""
-    entries = result.entries
-    count = len({entry.name for entry in entries})
-    versions = ", ".join(f"{name} {version}" for name, version in (result.about["versions"] or {}).items())
-    return render_not_private(
-        "comparison.html.jinja",
-        title=f"comparison on {result.facts['data']}",
-        result=result,
-        methods="One certified method" if count == 1 else f"{count} certified methods",
-        chart=_chart(result),
-        chart_note=_chart_note(entries),
-        quality=_quality(result) if entries else None,
-        quality_note=_quality_note(result) if entries else "",
-        cost=_cost(entries),
-        cost_note=_cost_note(result) if entries else "",
-        samples=[(_name(entry), picture) for entry, picture in zip(entries, pictures, strict=True)],
-        settings=list({entry.name: (entry.name, _settings(entry)) for entry in entries}.values()),
-        versions=versions,
-    )
+HOLD_OUT = "hold_out.json"
 
 
-def _name(entry: ComparedMethod) -> str:
-    return f"{entry.name}, ε {entry.epsilon:g}"
+def chosen_methods(names: str, settings: Iterable[str] = ()) -> list[Method]:
+    """Configured methods: each registered one in its first certified form (``all``), or those that are named.
+
+    Args:
+        names: ``all``, or names with commas between; ``NAME:VARIANT`` for a variant.
+        settings: ``key=value`` for every method that has the parameter, ``method.key=value`` for one.
+    """
+    wanted = []
+    for name in METHODS if names == "all" else [part.strip() for part in names.split(",")]:
+        base, variant = _method_and_variant(name)
+        certified = find(base).certified_variants()
+        if variant and variant not in certified:
+            listed = ", ".join(certified) or "none"
+            raise ValueError(f"{base} has no certified variant {variant!r}; it has {listed}. Only these are compared")
+        if certified:
+            wanted.append((base, variant or certified[0]))
+    values: dict[str, dict[str, str]] = {base: {} for base, _ in wanted}
+    for setting in settings:
+        key, separator, value = (part.strip() for part in setting.partition("="))
+        if not separator:
+            raise ValueError(f"--set takes key=value or method.key=value, not {setting!r}")
+        owner, dot, own_key = key.rpartition(".")
+        takers = [owner] if dot else [base for base, _ in wanted if key in find(base)().parameters()]
+        if not takers or takers[0] not in values:
+            raise ValueError(f"--set {key}: none of the compared methods ({', '.join(values)}) takes it")
+        for taker in takers:
+            values[taker][own_key] = value
+    return [find(base).configured({"variant": variant, **values[base]}) for base, variant in wanted]
 
 
-def _chart(result: ComparisonResult) -> Markup | None:
-    lines: dict[str, list[Point]] = {}
-    classifier = ""
-    for entry in result.entries:
-        found = [metric for metric in entry.metrics if metric.metric == "accuracy"]
-        if not found:
-            return None
-        main, classifier = found[-1], found[-1].classifier or ""
-        deviation = None if main.std is None else 100 * main.std
-        lines.setdefault(entry.name, []).append(Point(entry.epsilon, 100 * main.mean, deviation))
-    if not lines:
-        return None
-    real = [one for one in _baselines(result) if one.metric == "accuracy" and one.row == REAL]
-    return curve(
-        [Series(name, tuple(sorted(points, key=lambda point: point.x))) for name, points in lines.items()],
-        x="ε (left: more private)",
-        y=f"{classifier} accuracy on real test images, %",
-        references={REAL: 100 * real[-1].mean} if real else {},
-    )
-
-
-def _chart_note(entries: Sequence[ComparedMethod]) -> str:
-    runs = max((len(entry.runs) for entry in entries), default=0)
-    several = f"Error bars: one standard deviation over {runs} trainings."
-    bars = several if runs > 1 else "One training each: no error bars."
-    return f"{bars} The axis spreads out high accuracies, so that good methods can be told apart."
-
-
-def _baselines(result: ComparisonResult) -> list[Measurement]:
-    return [Measurement.from_json(entry) for entry in result.baselines]
-
-
-def _quality(result: ComparisonResult) -> Table:
-    entries = result.entries
-    headings = [metric.heading for metric in entries[0].metrics if metric.metric in SHOWN]
-    rows = []
-    for entry in entries:
-        found = {metric.heading: metric for metric in entry.metrics}
-        worst = entry.worst_class
-        cells = [
-            metric_named(metric.metric).text(metric.mean, metric.std)
-            for metric in (found[heading] for heading in headings)
-        ]
-        cells.append("–" if worst is None else f"{100 * worst.mean:.1f} ({worst.name})")
-        rows.append((_name(entry), tuple(cells)))
-    by_row: dict[str, dict[str, str]] = {}
-    for one in _baselines(result):
-        by_row.setdefault(one.row, {})[one.heading] = one.text
-    for row, cells_of in by_row.items():
-        rows.append((row, (*(cells_of.get(heading, "–") for heading in headings), "–")))
-    return Table((*headings, "worst class, %"), tuple(rows))
-
-
-def _quality_note(result: ComparisonResult) -> str:
-    note, counts = "Mean ± standard deviation over trainings.", result.about["counts"]
-    if counts is not None:
-        limit = ImageCounts(**counts).feature_images_at_most
-        note += (
-            f" {result.facts['images']} synthetic images of each run; distances from "
-            f"{'all' if limit is None else f'at most {limit}'} of each set."
-        )
-    return note + left_out_text([LeftOut(**one) for one in result.about["left_out"]])
-
-
-def _cost(entries: Sequence[ComparedMethod]) -> Table:
-    rows = [(_name(entry), (f"{entry.spent:g}", _time(entry), _memory(entry))) for entry in entries]
-    return Table(("ε spent", "time", "peak memory"), tuple(rows))
-
-
-def _cost_note(result: ComparisonResult) -> str:
-    threads = result.entries[0].threads
-    note = f"Of one training with {threads} thread{'s' * (threads != 1)} ({result.device})."
-    resumed = sum(entry.resumed for entry in result.entries)
-    if resumed:
-        note += (
-            f" {resumed} training{'s were' if resumed > 1 else ' was'} resumed after an interruption: the time counts "
-            "from there, and steps that were charged and then lost are missing."
-        )
-    return note
-
-
-def _time(entry: ComparedMethod) -> str:
-    seconds = entry.seconds
-    text = duration(seconds.mean)
-    return text if seconds.std is None else f"{text} ± {seconds.std:.1f} s"
-
-
-def _memory(entry: ComparedMethod) -> str:
-    text, device = mebibytes_text(entry.peak_memory.mean), entry.peak_device_memory
-    return text if device is None else f"{text} + {mebibytes_text(device)} on the GPU"
-
-
-def _settings(entry: ComparedMethod) -> str:
-    parameters = ", ".join(f"{key} = {value}" for key, value in entry.parameters.items())
-    return f"{entry.paper}. {parameters}"
+def _method_and_variant(name: str) -> tuple[str, str]:
+    """``dp-lflow:conditional`` and ``module:Class:variant`` in two; without a variant it is empty."""
+    parts = name.split(":")
+    module = parts[0] not in METHODS and parts[0].replace(".", "").isidentifier()
+    return ":".join(parts[: 1 + module]), ":".join(parts[1 + module :])
 
 
 def compare(
@@ -179,7 +89,7 @@ def compare(
     report: Callable[[Progress], None] = ignore,
     planned: Callable[[float, int], None] | None = None,
     **options: Unpack[Options],
-) -> ComparisonResult:
+) -> ResultSet:
     """Train and evaluate certified methods alike, and write a table, a curve and a page. The result is NOT PRIVATE.
 
     Each training is a run of its own with its own ledger. A comparison that was interrupted continues where it was
@@ -207,50 +117,151 @@ def compare(
         options: How the images are read, as for ``sfumato.read``.
 
     Returns:
-        Every value; ``comparison.json``, ``comparison.csv`` and ``comparison.html`` in ``out`` hold the same.
+        A row for the real images and for each method at each ε; ``comparison.json`` in ``out`` holds the same, and
+        ``comparison.html`` shows it.
     """
-    folder = Path(out)
+    out = Path(out)
     chosen = chosen_methods(methods) if isinstance(methods, str) else list(methods)
+    trainings = [
+        tuple(TrainingSpec(method, budget, run) for run in range(seeds))
+        for method in chosen
+        for budget in sorted(set(epsilon))
+    ]
+    # A budget that cannot be met is refused here, before anything is touched.
+    events = [one.method.plan(Budget(one.epsilon, delta)).events * seeds for one, *_ in trainings]
+    if planned is not None:
+        planned(composed_epsilon([event for own in events for event in own], delta), seeds * len(trainings))
+    division = None
+    if hold_out is not None:
+        kept = out / HOLD_OUT
+        division = HoldOut.load(kept) if kept.exists() else HoldOut.drawn(hold_out, unit=unit)
+    source, unit = _source(Path(data), None if test is None else Path(test), division, out, unit, options)
     evaluation = EvaluationSpec(
         protocol=protocol,
         images=images or protocol_named(protocol).synthetic_count,
         feature_images=feature_images,
         inception_trainings=None if with_inception else 0,
     )
-    budgets = sorted(set(epsilon))
-    # The first training of every method and ε before the second of any.
-    trainings = [
-        TrainingSpec(method, budget, number) for number in range(seeds) for budget in budgets for method in chosen
-    ]
-    total = planned_epsilon(trainings, delta)
-    if planned is not None:
-        planned(total, len(trainings))
-    division = None
-    if hold_out is not None:
-        kept = folder / HOLD_OUT
-        division = HoldOut.load(kept) if kept.exists() else HoldOut.drawn(hold_out, unit=unit)
-    conditions = comparison_conditions(
-        Path(data),
-        out=folder,
-        test=None if test is None else Path(test),
-        division=division,
-        evaluation=evaluation,
-        device=device,
-        delta=delta,
-        unit=unit,
-        options=options,
-    )
-    failed = run_comparison(trainings, conditions, division=division, jobs=jobs, report=report)
-    result = gather_comparison(trainings, conditions, failed=failed)
-    write_comparison(result, folder)
+    conditions = Conditions(source, (evaluation,), device, out, delta, unit)
+    paths = {"path": str(source.train.resolve()), "test": None if test is None else str(Path(test).resolve())}
+    begin(out, {**conditions.facts(), **paths, "hold_out": hold_out}, what="comparison")
+    if division is not None and not (out / HOLD_OUT).exists():
+        division.save(out / HOLD_OUT)
+    lines = [Line(REAL_ROW, source.name, math.inf, evaluated=Evaluated(conditions, (), baseline=REAL_ROW))]
+    lines += [Line(one[0].name, source.name, one[0].epsilon, evaluated=Evaluated(conditions, one)) for one in trainings]
+    tasks: tuple[Task, ...] = (Baselines(conditions), *trials_of(lines, measures=(), by_protocol=True))
+    layout = Layout("comparison", "", "full", tuple(lines), tasks)
+    failed = run_tasks(in_order([layout]), jobs=jobs or 1, in_process=jobs is None, report=report)
+    _add_baselines(lines, conditions)
+    result = gather(layout, command="sfumato compare", device=device, failed=failed)
+    result = replace(result, title=_spent(conditions))
+    write_json(out / "comparison.json", result.to_json(), private=True)
+    write_file(out / "comparison.html", comparison_page(result, lines, protocol), private=True)
     return result
 
 
-def write_comparison(result: ComparisonResult, out: Path) -> list[Path]:
-    """Write ``comparison.json``, ``comparison.csv`` and ``comparison.html``, readable by their owner alone."""
-    pictures = [sample_rows(load(out / entry.runs[0] / "release"), each=10) for entry in result.entries]
-    return [
-        write_json(out / "comparison.json", result.to_json(), private=True),
-        write_file(out / "comparison.csv", to_csv(result), private=True),
-        write_file(out / "comparison.html", comparison_page(result, pictures), private=True),
-    ]
+def _source(
+    data: Path, test: Path | None, division: HoldOut | None, out: Path, unit: Unit | None, options: Options
+) -> tuple[DataSpec, Unit]:
+    """The collection, which is read once, so that bad images are refused before ``out`` is begun; and the unit."""
+    if division is None and test is None:
+        check_test_part(data)
+    reading = options.copy()
+    reading.pop("split", None)
+    train, _ = read_train_and_test(data, test, hold_out=division, **reading)
+    if unit == "person" and train.persons is None:
+        raise ValueError(
+            "the guarantee is to hold per person, but the collection names no persons: "
+            "use --person-column, --persons or --person-pattern"
+        )
+    given: dict[str, Any] = {key: value for key, value in reading.items() if value not in (None, False)}
+    if "person_file" in given:
+        given["person_file"] = str(Path(given["person_file"]).resolve())
+    kept = None if division is None else out / HOLD_OUT
+    source = DataSpec(data.resolve().name, data, test, given, hold_out=kept)
+    return source, unit or ("image" if train.persons is None else "person")
+
+
+def composed_epsilon(events: Iterable[Event], delta: float) -> float:
+    """What all runs cost one unit that is added or removed.
+
+    Runs over shards are counted under replace-one, and everything on their ledger with them: for many runs of all kinds
+    that has no finite answer. The two kinds apart, at half of δ each, have one, and add up.
+    """
+    kinds: dict[bool, list[Event]] = {}
+    for event in events:
+        kinds.setdefault(getattr(event, "shards", None) is not None, []).append(event)
+    total = epsilon_of([event for kind in kinds.values() for event in kind], delta)
+    return total if math.isfinite(total) else sum(epsilon_of(kind, delta / 2) for kind in kinds.values())
+
+
+def _spent(conditions: Conditions) -> str:
+    """What all runs have cost together, those that were begun again included."""
+    # An empty file belongs to a run that was killed before it asked anything.
+    paths = [path for path in conditions.out.glob("runs/*/*/*/ledger.jsonl") if path.stat().st_size]
+    events = [event for path in sorted(paths) for event in Ledger.read(path).events()]
+    runs = f"{len(paths)} run{'s' * (len(paths) != 1)}"
+    return (
+        f"{runs} queried this collection, with a ledger for each: together ε = "
+        f"{rounded_up(composed_epsilon(events, conditions.delta)):g} at δ = {conditions.delta:g} for each "
+        f"{conditions.unit}"
+    )
+
+
+def _add_baselines(lines: Sequence[Line], conditions: Conditions) -> None:
+    """Put the baselines, which are measured once, into the evaluation of every run, for its report."""
+    baselines = read_json(baselines_file(conditions))
+    trained = [line.evaluated for line in lines if line.evaluated and line.evaluated.trainings]
+    for path in [path for one in trained for path in one.files]:
+        found = read_json(path)
+        if baselines and found and all(entry["row"] == SYNTHETIC for entry in found["measurements"]):
+            found["measurements"] += baselines["measurements"]
+            write_json(path, found, private=True)
+
+
+def comparison_page(result: ResultSet, lines: Sequence[Line], protocol: str) -> str:
+    """The curve, every number and samples of each method."""
+    body = f"<h1>Comparison on {escape(lines[0].data)}</h1><p>Protocol {escape(protocol)}. {escape(result.title)}.</p>"
+    chart = _chart(result, protocol_named(protocol).agreement_classifier)
+    body += f"<h2>Privacy and utility</h2>{chart}" if chart else ""
+    names = list(dict.fromkeys(name for row in result.rows for name in row.values))
+    head = "".join(f'<th class="number">{escape(name)}</th>' for name in (*names, "training", "peak memory"))
+    rows = "".join(_row(row, names) for row in result.rows)
+    body += f'<h2>Every number</h2><div class="scroll"><table class="wide"><tr><th></th>{head}</tr>{rows}</table></div>'
+    pictures = "".join(map(samples_of, lines))
+    body += f'<h2>Samples</h2><div class="gallery">{pictures}</div>' if pictures else ""
+    body += "".join(f"<p>Failed: {escape(name)}: {escape(reason)}</p>" for name, reason in result.failed.items())
+    return not_private_page(f"comparison on {lines[0].data}", body)
+
+
+def _row(row: ResultRow, names: Sequence[str]) -> str:
+    name = row.setting if row.epsilon is None else f"{row.setting}, ε {row.epsilon:g}"
+    cells = [number(row.values.get(one)) for one in names]
+    cells += ["–" if row.seconds is None else duration(row.seconds)]
+    cells += ["–" if row.peak_memory is None else mebibytes_text(row.peak_memory)]
+    return f"<tr><th>{escape(name)}</th>{''.join(f'<td class=number>{escape(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _chart(result: ResultSet, classifier: str) -> str:
+    found: dict[str, list[Point]] = {}
+    real: Measured | None = None
+    for row in result.rows:
+        value = row.values.get(classifier)
+        if value is None:
+            continue
+        if row.epsilon is None:
+            real = value
+        else:
+            found.setdefault(row.setting, []).append(Point(row.epsilon, value.mean, value.std))
+    if not found:
+        return ""
+    drawn = curve(
+        [Series(name, tuple(points)) for name, points in found.items()],
+        x="ε (left: more private)",
+        y=f"{classifier} accuracy on real test images, %",
+        references={} if real is None else {REAL: real.mean},
+    )
+    several = max(row.trainings for row in result.rows) > 1
+    note = "Error bars: one standard deviation over trainings. " * several
+    note += "The axis spreads out high accuracies, so that good methods can be told apart."
+    return str(figure("Which method reaches the highest accuracy at a given ε?", drawn, note))

@@ -195,13 +195,13 @@ def entry_page(paper: Paper, entry: Entry, result: ResultSet, rows: Sequence[Lin
     cells = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines(paper, entry, result))
     table = f'<table class="wide"><tr>{head}</tr>{"".join(f"<tr>{line}</tr>" for line in cells)}</table>'
     body.append(f'<h2>Every number</h2><div class="scroll">{table}</div>')
-    pictures = "".join(_samples(row) for row in rows)
+    pictures = "".join(samples_of(row) for row in rows)
     if pictures:
         body.append(f'<h2>Samples</h2><div class="gallery">{pictures}</div>')
     return not_private_page(title, "".join(body))
 
 
-def _samples(row: Line) -> str:
+def samples_of(row: Line) -> str:
     """A row for each class, ten images of the first training."""
     if row.evaluated is None or not row.evaluated.trainings:
         return ""

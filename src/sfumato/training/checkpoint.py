@@ -24,7 +24,6 @@ from sfumato.privacy.distributed import World
 from sfumato.privacy.interfaces import Result, Started
 
 _HEAD = "ledger_head"
-_IMAGES = "images.json"
 
 
 class FolderCheckpoint:
@@ -77,19 +76,6 @@ class FolderCheckpoint:
             os.pwrite(descriptor, f"{length:020d} {digest}".encode(), 0)
         finally:
             os.close(descriptor)
-
-    def describe(self, shape: tuple[int, int, int], classes: tuple[str, ...]) -> None:
-        """Remember what the images are like, which is public, for previews."""
-        write_json(private_folder(self.folder) / _IMAGES, {"shape": shape, "classes": classes}, private=True)
-
-    def described(self) -> tuple[tuple[int, int, int], tuple[str, ...]] | None:
-        """Shape and classes of the images, if there is a training that has described them."""
-        path = self.folder / _IMAGES
-        if not path.exists():
-            return None
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        channels, height, width = facts["shape"]
-        return (channels, height, width), tuple(facts["classes"])
 
     def result(self, run: str) -> Result | None:
         path = self._path("result", run)

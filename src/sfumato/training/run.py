@@ -222,7 +222,6 @@ def in_folder(
 
     def begin() -> None:
         run.begin(facts, resume=options.resume)
-        run.checkpoint.describe(private.shape, private.classes)
         for name, text in options.files.items():
             write_file(run.internal / name, text, private=True)
 

@@ -278,11 +278,6 @@ def output_folder(command: Sequence[str]) -> Path:
     return next(Path(word.removeprefix("--out=")) for word in command if word.startswith("--out="))
 
 
-def preview(run: Path, picture: Path) -> list[str]:
-    """Samples from the last checkpoint of a training that is under way."""
-    return ["preview", str(run), f"--out={picture}", "--json"]
-
-
 def report(run: Path) -> list[str]:
     """The public page, which is scanned before it is written, and the internal page."""
     return ["report", str(run)]

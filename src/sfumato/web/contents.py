@@ -21,9 +21,9 @@ from sfumato.privacy import Budget, BudgetExceeded, Ledger, LedgerDamaged
 from sfumato.release.card import Card, rounded_up
 from sfumato.report.pages import RunFolder
 from sfumato.training.run import Run
-from sfumato.web import commands, worker
+from sfumato.web import commands
 from sfumato.web.commands import Choices, Form, limit_option, method_options, reading_from_json
-from sfumato.web.jobs import ACTIVE, Job, Jobs
+from sfumato.web.jobs import ACTIVE, FINAL, Job, Jobs
 from sfumato.web.workspace import NotThere, Refused, Workspace, is_name, read_json
 
 
@@ -240,18 +240,17 @@ def ledger_sentence(ledger: Path | None, card: Card) -> str:
 
 def job_view(jobs: Jobs, job: Job) -> dict[str, Any]:
     """What the page of a job shows and its event stream sends: the state, public progress and the end of the log."""
-    folder = jobs.folder(job.id)
+    folder, state = jobs.folder(job.id), jobs.state(job.id)
     status = read_json(folder / "status.json") or {}
     progress = read_json(folder / "progress.json") or {"parts": [], "epsilon": None}
     return {
-        "state": jobs.state(job.id),
-        "ended": jobs.ended(job.id),
+        "state": state,
+        "ended": state in FINAL,
         "stopping": (folder / "stop").exists(),
         "number": status.get("number", 0) + 1,
         "of": len(job.commands),
         "parts": progress["parts"],
         "epsilon": progress["epsilon"],
-        "preview": worker.shown(folder) if job.kind == "train" else None,
         "log": jobs.log(job.id),
     }
 

@@ -7,7 +7,6 @@ needs to remember anything:
 ``status.json``   what the worker has come to
 ``progress.json`` public numbers of the running command
 ``log``           what the commands wrote to standard error; ``output-0`` … to standard output
-``preview.png``   first samples of a training, with ``preview.json``
 ``stop``          exists once someone asked to stop
 """
 
@@ -198,11 +197,6 @@ class Jobs:
     def state(self, job: str) -> str:
         """queued, running, done, failed, stopped, or interrupted: the worker and its command have disappeared."""
         return job_state(self.folder(job))
-
-    def ended(self, job: str) -> bool:
-        """Whether nothing about the job will change any more: a stopped training may still draw its samples."""
-        status = read_json(self.folder(job) / "status.json") or {}
-        return self.state(job) in FINAL and not _alive(status.get("worker"))
 
     def stop(self, job: str) -> None:
         """Ask a job to stop: its command gets the signal that Ctrl-C sends, and keeps its checkpoint."""

@@ -27,7 +27,6 @@ from sfumato.web.commands import EPSILONS, FORMATS, PURPOSES, Choices, Form, pro
 from sfumato.web.contents import method_rows, plan_facts, plans, review_commands
 from sfumato.web.jobs import FINAL, Job, Jobs
 from sfumato.web.security import DOCUMENT_POLICY
-from sfumato.web.worker import PICTURE
 from sfumato.web.workspace import NotThere, Refused, Workspace, exports_of, holds, read_json
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -205,7 +204,6 @@ def page_routes(workspace: Workspace, jobs: Jobs) -> APIRouter:
         "/plans/{job}": pages.plan,
         "/jobs/{job}": pages.job,
         "/jobs/{job}/events": pages.events,
-        f"/jobs/{{job}}/{PICTURE}": pages.preview,
         "/runs/{name}": pages.run,
         "/runs/{name}/release": pages.release,
         "/runs/{name}/documents/{document}": pages.document,
@@ -286,15 +284,7 @@ class Pages:
             writes_pages=found.commands[self.jobs.finished_commands(job) :] == (("report", str(run)),),
             about=ABOUT.get(found.kind),
             collection_path=next(iter(found.commands[0][1:]), ""),
-            preview_command=commands.line(["preview", str(run)]),
         )
-
-    def preview(self, job: str) -> Response:
-        """The picture of a training's first samples."""
-        path = self.jobs.folder(job) / PICTURE
-        if not path.is_file():
-            raise NotThere("there are no samples yet")
-        return Response(path.read_bytes(), media_type="image/png")
 
     async def events(self, request: Request, job: str) -> StreamingResponse:
         """The progress of a job as server-sent events, at most one a second, until it has ended."""

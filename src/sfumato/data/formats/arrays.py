@@ -10,7 +10,6 @@ import struct
 import zipfile
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,13 +56,6 @@ class Idx:
 
     def fingerprint(self) -> str:
         return files_fingerprint([file for file in (self._images, self._labels) if file is not None])
-
-    def count(self) -> int | None:
-        """Arrays are read faster than processes are started."""
-        return None
-
-    def part(self, start: int, stop: int) -> Iterator[Record]:
-        return islice(self.records(), start, stop)
 
     def records(self) -> Iterator[Record]:
         with parsing(_MALFORMED, advice=_ADVICE), _open(self._images) as images:
@@ -152,10 +144,6 @@ def _fit(pixels: np.ndarray, name: str, transform: ImageTransform) -> np.ndarray
 _MALFORMED_NPZ = "the npz file is damaged"
 _NPZ_ADVICE = "Write it again with numpy.savez or numpy.savez_compressed."
 _BLOCK = 1 << 20
-# Of a member of a zip file: the lengths of its name and of what follows it stand at the end of the fixed part.
-_LOCAL_HEADER = struct.Struct("<4s22xHH")
-LARGE = 1 << 17
-"""Rows from which arrays are read in several processes."""
 # Three channels of the largest image that is decoded; refused before anything is read.
 _ROW_LIMIT = 3 * PIXEL_LIMIT
 
@@ -198,22 +186,7 @@ class Npz:
     def fingerprint(self) -> str:
         return files_fingerprint([self.path])
 
-    def count(self) -> int | None:
-        """None for few rows, which are read faster than processes are started, and for compressed arrays."""
-        with parsing(_MALFORMED_NPZ, advice=_NPZ_ADVICE), zipfile.ZipFile(self.path) as archive:
-            wanted = [name for name in (self._images, self._labels, self._persons) if name is not None]
-            members = [archive.getinfo(f"{name}.npy") for name in wanted]
-            rows = _Column(archive, members[0], self._images).count
-            stored = all(info.compress_type == zipfile.ZIP_STORED for info in members)
-            return rows if stored and rows >= LARGE else None
-
-    def part(self, start: int, stop: int) -> Iterator[Record]:
-        return self._records(start, stop)
-
     def records(self) -> Iterator[Record]:
-        return self._records(0, None)
-
-    def _records(self, start: int, stop: int | None) -> Iterator[Record]:
         with parsing(_MALFORMED_NPZ, advice=_NPZ_ADVICE), zipfile.ZipFile(self.path) as archive:
             images = _Column(archive, archive.getinfo(f"{self._images}.npy"), self._images)
             if len(images.item) not in (2, 3):
@@ -222,10 +195,10 @@ class Npz:
                     advice="Save images as [N, H, W], [N, H, W, C] or [N, C, H, W].",
                 )
             labels, persons = (
-                None if name is None else _Column(archive, archive.getinfo(f"{name}.npy"), name).values(start, stop)
+                None if name is None else _Column(archive, archive.getinfo(f"{name}.npy"), name).values()
                 for name in (self._labels, self._persons)
             )
-            for row, pixels in enumerate(images.rows(start, stop), start):
+            for row, pixels in enumerate(images.rows()):
                 label = None if labels is None else next(labels)
                 person = None if persons is None else next(persons)
                 name = f"row {row}"
@@ -281,43 +254,26 @@ class _Column:
             )
         return shape, dtype
 
-    def rows(self, first: int = 0, last: int | None = None) -> Iterator[np.ndarray]:
-        """The rows from number ``first`` on, up to ``last``."""
+    def rows(self) -> Iterator[np.ndarray]:
         if self._row_bytes == 0:
             raise BadInput(f"the array {self._name!r} has rows without content", advice=_NPZ_ADVICE)
         at_once = max(1, _BLOCK // self._row_bytes)
-        last = self.count if last is None else min(last, self.count)
-        with self._opened(first) as stream:
-            for start in range(first, last, at_once):
-                rows = min(at_once, last - start)
+        with self._archive.open(self._info) as stream:
+            self._header(stream)
+            for start in range(0, self.count, at_once):
+                rows = min(at_once, self.count - start)
                 block = stream.read(rows * self._row_bytes)
                 if len(block) != rows * self._row_bytes:
                     raise BadInput(_MALFORMED_NPZ, advice=_NPZ_ADVICE, detail=self._name)
                 yield from np.frombuffer(block, self._dtype).reshape(rows, *self.item)
 
-    def _opened(self, row: int) -> IO[bytes]:
-        """The array's bytes from this row on."""
-        if row == 0:
-            stream = self._archive.open(self._info)
-            self._header(stream)
-            return stream
-        if self._info.compress_type != zipfile.ZIP_STORED or self._archive.filename is None:
-            raise TypeError("a compressed array is read from its beginning to its end")
-        # Not by the archive's stream: it reads all that is skipped, for its checksum.
-        file = open(self._archive.filename, "rb")  # noqa: SIM115 (closed by the caller)
-        file.seek(self._info.header_offset)
-        header = file.read(_LOCAL_HEADER.size)
-        _, name, extra = _LOCAL_HEADER.unpack(header)
-        file.seek(name + extra + self._start + row * self._row_bytes, os.SEEK_CUR)
-        return file
-
-    def values(self, first: int = 0, last: int | None = None) -> Iterator[int | str | None]:
+    def values(self) -> Iterator[int | str | None]:
         """One value a row. A column vector ``[N, 1]`` does as well as ``[N]``."""
         if math.prod(self.item) != 1 or self._dtype.kind not in "biuU":
             raise BadInput(
                 f"the array {self._name!r} must hold one whole number or string for each image",
                 advice="Save it as a one-dimensional array of whole numbers or strings.",
             )
-        for row in self.rows(first, last):
+        for row in self.rows():
             value = row.reshape(()).item()
             yield value if isinstance(value, str) else int(value)

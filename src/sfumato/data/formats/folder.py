@@ -5,13 +5,10 @@ from __future__ import annotations
 import csv
 import hashlib
 import heapq
-import json
 import os
 import stat
-import tempfile
 import unicodedata
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -22,7 +19,7 @@ import numpy as np
 from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, from_system, parsing
 from sfumato.data.formats.dicom import PATIENT, decode_dicom, has_burned_in_text, is_dicom, patient
-from sfumato.data.source import Entry, ListedSource, Record, Selection, files_fingerprint
+from sfumato.data.source import Record, Selection, files_fingerprint
 
 # Files that desktops create in every folder they show; hidden files are left out anyway.
 _DESKTOP_FILES = frozenset({"Thumbs.db", "desktop.ini"})
@@ -91,8 +88,10 @@ _MALFORMED = "the list of files is not a CSV file"
 _ADVICE = "Save it as UTF-8 text with commas and column names in the first line."
 
 
-class FileList(ListedSource):
+class FileList:
     """Paths are relative to the folder of the list and stay inside it."""
+
+    classes: tuple[str, ...] | None = None
 
     def __init__(self, path: Path, selection: Selection) -> None:
         self._path, self.root = path, path.parent
@@ -112,11 +111,7 @@ class FileList(ListedSource):
         files = (self.root / name for name, _, _ in self.entries())
         return files_fingerprint(chain([self._path], (file for file in files if file.is_file())))
 
-    def count(self) -> int | None:
-        with parsing(_MALFORMED, advice=_ADVICE), self._path.open(newline="", encoding="utf-8-sig") as file:
-            return sum(1 for _ in csv.DictReader(file))
-
-    def entries(self, scratch: Path | None = None) -> Iterator[Entry]:
+    def entries(self) -> Iterator[tuple[str, int | str | None, str | None]]:
         """Path, label and person of every image, in the order of the list."""
         with parsing(_MALFORMED, advice=_ADVICE), self._path.open(newline="", encoding="utf-8-sig") as file:
             for row in csv.DictReader(file):
@@ -124,9 +119,9 @@ class FileList(ListedSource):
                 label = None if self._label is None else _label(row[self._label])
                 yield name, label, None if self._person is None else (row[self._person] or "").strip() or None
 
-    def records_of(self, entries: Iterable[Entry]) -> Iterator[Record]:
+    def records(self) -> Iterator[Record]:
         root = str(self.root)
-        for name, label, person in entries:
+        for name, label, person in self.entries():
             yield Record(load=partial(load_image, root, name), label=label, person=person, name=name, file=name)
 
 
@@ -156,8 +151,6 @@ SPLITS = {
     "validation": "val",
 }
 """The part that a folder of this name is."""
-# File names held in memory at once; those of a class with more are sorted by way of temporary files.
-_NAMES_AT_ONCE = 100_000
 _NAMED_AT_MOST = 10
 
 
@@ -181,8 +174,10 @@ def _holds_folders(path: Path) -> bool:
         return any(entry.is_dir() for entry in entries)
 
 
-class Folder(ListedSource):
+class Folder:
     """``root/class/image``, or ``root/train/class/image`` beside ``root/test``. Links may point inside only."""
+
+    classes: tuple[str, ...] | None = None
 
     def __init__(self, root: Path, selection: Selection) -> None:
         parts = folder_splits(root) if selection.labelled else {}
@@ -219,19 +214,10 @@ class Folder(ListedSource):
                 total = (total + int.from_bytes(digest, "little")) % 2**128
         return f"{os.path.realpath(self.root)}\0{total:x}"
 
-    def count(self) -> int | None:
-        return sum(1 for place in self._places for _ in self._entries(place))
-
-    def entries(self, scratch: Path | None = None) -> Iterator[Entry]:
-        """Folder and name of every image, in the order of classes and names; hashes come first in a large class."""
-        for place in self._places:
-            count = sum(1 for _ in self._entries(place))
-            names = (entry.name for entry in self._entries(place))
-            for name in sorted(names) if count < _NAMES_AT_ONCE else _sorted_on_disk(names, count, scratch):
-                yield place, name
-
-    def records_of(self, entries: Iterable[Entry]) -> Iterator[Record]:
-        for place, name in entries:
+    def records(self) -> Iterator[Record]:
+        """All images in the order of classes and names."""
+        files = ((place, name) for place in self._places for name in sorted(one.name for one in self._entries(place)))
+        for place, name in files:
             relative = os.path.join(place, name)
             yield Record(
                 load=partial(load_image, str(self.root), relative),
@@ -301,28 +287,6 @@ def declared_classes(folders: tuple[str, ...], selection: Selection) -> tuple[st
             detail=", ".join(undeclared[:10]),
         )
     return selection.classes
-
-
-def _sorted_on_disk(names: Iterable[str], count: int, scratch: Path | None) -> Iterator[str]:
-    """Names by their hashes, and sorted where hashes are equal, with a part of them in memory at a time."""
-    buckets: list[list[str]] = [[] for _ in range(1 + count // _NAMES_AT_ONCE)]
-    with tempfile.TemporaryDirectory(prefix="names-", dir=scratch) as folder:
-        files = [os.path.join(folder, str(number)) for number in range(len(buckets))]
-
-        def flush() -> None:
-            for file, bucket in zip(files, buckets, strict=True):
-                with open(file, "a", encoding="ascii") as opened:
-                    opened.writelines(json.dumps(name) + "\n" for name in bucket)
-                bucket.clear()
-
-        for number, name in enumerate(names, start=1):
-            buckets[zlib.crc32(name.encode("utf-8", "surrogateescape")) % len(buckets)].append(name)
-            if number % _NAMES_AT_ONCE == 0:
-                flush()
-        flush()
-        for file in files:
-            with open(file, encoding="ascii") as opened:
-                yield from sorted(json.loads(line) for line in opened)
 
 
 def check_name(name: str) -> None:

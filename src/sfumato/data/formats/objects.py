@@ -49,13 +49,6 @@ class ObjectSource:
         """Never the same: what an object returns cannot be known without asking it."""
         return secrets.token_hex(16)
 
-    def count(self) -> int | None:
-        """None: the object stays in this process."""
-        return None
-
-    def part(self, start: int, stop: int) -> Iterator[Record]:
-        raise TypeError("a data set that is an object is read in one process")
-
     def records(self) -> Iterator[Record]:
         for number, row in enumerate(self._rows()):
             name = f"row {number}"

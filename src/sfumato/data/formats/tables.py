@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,32 +16,29 @@ import pyarrow.parquet as pq
 
 from sfumato.data.decode import ImageTransform
 from sfumato.data.errors import BadInput, parsing
-from sfumato.data.remote import RemoteFile, RemoteStream
 from sfumato.data.source import Record, Selection, files_fingerprint
 
-File = TypeVar("File", bound=Path | RemoteFile)
-Batches = Callable[[File, list[str], int, int | None], Iterator[pa.RecordBatch]]
-"""Opens a file and gives batches with these columns, of the rows from one number up to another; memory stays flat."""
+Batches = Callable[[Path, list[str]], Iterator[pa.RecordBatch]]
+"""Opens a file and gives batches with these columns; memory stays flat."""
 
 _MALFORMED = "a table file is damaged"
 _ADVICE = "Fetch or write it again."
 
 
-class Table(Generic[File]):
+class Table:
     """Images as ``struct<bytes, path>`` or plain bytes; labels and persons as whole numbers or strings."""
 
     def __init__(
         self,
-        files: Sequence[File],
+        files: Sequence[Path],
         selection: Selection,
         *,
-        schema: Callable[[File], pa.Schema],
-        batches: Batches[File],
-        rows: Callable[[File], int] | None = None,
+        schema: Callable[[Path], pa.Schema],
+        batches: Batches,
     ) -> None:
         if not files:
             raise BadInput("the collection has no table files", advice="Check the path and the split.")
-        self._files, self._batches, self._rows = files, batches, rows
+        self._files, self._batches = files, batches
         self._image = selection.image_column or "image"
         self._label = (selection.label_column or "label") if selection.labelled else None
         self._person = selection.person_column
@@ -85,54 +79,23 @@ class Table(Generic[File]):
     def fingerprint(self) -> str:
         return files_fingerprint(self._files)
 
-    def count(self) -> int | None:
-        """None where the format does not say how many rows a file has."""
-        if self._rows is None:
-            return None
-        return sum(self._counts)
-
-    @cached_property
-    def _counts(self) -> list[int]:
-        """The number of rows of each file, for which every file is opened: once, not for every part."""
-        if self._rows is None:
-            raise TypeError("the rows of this format cannot be counted")
-        counts = []
-        for file in self._files:
-            with parsing(_MALFORMED, advice=_ADVICE, name=file.name):
-                counts.append(self._rows(file))
-        return counts
-
-    def part(self, start: int, stop: int) -> Iterator[Record]:
-        before = 0
-        for file, rows in zip(self._files, self._counts, strict=True):
-            if before < stop and before + rows > start:
-                first = max(start - before, 0)
-                yield from self._records(file, before + first, first, min(stop - before, rows))
-            before += rows
-
     def records(self) -> Iterator[Record]:
+        columns = [name for name in (self._image, self._label, self._person) if name is not None]
         row = 0
         for file in self._files:
-            for record in self._records(file, row, 0, None):
-                yield record
-                row += 1
-
-    def _records(self, file: File, row: int, first: int, last: int | None) -> Iterator[Record]:
-        """The rows ``first`` to ``last`` of a file, called by their numbers in the collection, from ``row`` on."""
-        columns = [name for name in (self._image, self._label, self._person) if name is not None]
-        with parsing(_MALFORMED, advice=_ADVICE, name=file.name):
-            for batch in self._batches(file, columns, first, last):
-                # Offsets in a damaged file may point anywhere: check them before a value is looked at.
-                batch.validate(full=True)
-                for values in batch.to_pylist():
-                    name = f"row {row}"
-                    yield Record(
-                        load=partial(_decode, values[self._image], name),
-                        label=None if self._label is None else _plain(values[self._label]),
-                        person=None if self._person is None else _plain(values[self._person]),
-                        name=name,
-                    )
-                    row += 1
+            with parsing(_MALFORMED, advice=_ADVICE, name=file.name):
+                for batch in self._batches(file, columns):
+                    # Offsets in a damaged file may point anywhere: check them before a value is looked at.
+                    batch.validate(full=True)
+                    for values in batch.to_pylist():
+                        name = f"row {row}"
+                        yield Record(
+                            load=partial(_decode, values[self._image], name),
+                            label=None if self._label is None else _plain(values[self._label]),
+                            person=None if self._person is None else _plain(values[self._person]),
+                            name=name,
+                        )
+                        row += 1
 
 
 def _decode(value: dict[str, object] | bytes | None, name: str, transform: ImageTransform) -> np.ndarray:
@@ -165,14 +128,10 @@ _ROWS = 64
 _BUFFER = 1 << 20
 
 
-def parquet(path: Path, selection: Selection) -> Table[Path]:
+def parquet(path: Path, selection: Selection) -> Table:
     """A source of the records of a parquet file or folder."""
-    return parquet_table(chosen_shards(files_in(path), selection.split) if path.is_dir() else [path], selection)
-
-
-def parquet_table(files: Sequence[File], selection: Selection) -> Table[File]:
-    """A source of the records of these files."""
-    return Table(files, selection, schema=_schema, batches=_batches, rows=_rows)
+    files = _chosen_shards(path, selection.split) if path.is_dir() else [path]
+    return Table(files, selection, schema=pq.read_schema, batches=_batches)
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -189,22 +148,17 @@ def files_in(folder: Path) -> list[Path]:
 
 def parquet_splits(folder: Path) -> dict[str, list[Path]]:
     """The files of each part of a folder."""
-    return by_split(files_in(folder))
-
-
-def by_split(files: Iterable[File]) -> dict[str, list[File]]:
-    """The files of each part."""
-    found: dict[str, list[File]] = {}
-    for file in files:
+    found: dict[str, list[Path]] = {}
+    for file in files_in(folder):
         match = _SHARD.match(file.name)
         if match:
             found.setdefault(match["split"], []).append(file)
     return found
 
 
-def chosen_shards(files: Iterable[File], split: str) -> list[File]:
+def _chosen_shards(folder: Path, split: str) -> list[Path]:
     """The files of the part asked for; when there is but one part, that one."""
-    found = by_split(files)
+    found = parquet_splits(folder)
     if len(found) == 1:
         return next(iter(found.values()))
     if split not in found:
@@ -215,33 +169,10 @@ def chosen_shards(files: Iterable[File], split: str) -> list[File]:
     return found[split]
 
 
-def _schema(file: Path | RemoteFile) -> pa.Schema:
-    with _opened(file) as source:
-        return pq.read_schema(source)
-
-
-def _rows(file: Path | RemoteFile) -> int:
-    with _opened(file) as source, pq.ParquetFile(source) as opened:
-        return int(opened.metadata.num_rows)
-
-
-def _opened(file: Path | RemoteFile) -> AbstractContextManager[Path | RemoteStream]:
-    return nullcontext(file) if isinstance(file, Path) else file.open()
-
-
-def _batches(file: Path | RemoteFile, columns: list[str], first: int, last: int | None) -> Iterator[pa.RecordBatch]:
+def _batches(file: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     # Buffered and not ahead of time: a row group may be the whole file.
-    with _opened(file) as source, pq.ParquetFile(source, buffer_size=_BUFFER, pre_buffer=False) as opened:
-        sizes = [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
-        ends = list(itertools.accumulate(sizes))
-        last = (ends[-1] if ends else 0) if last is None else last
-        groups = [g for g, end in enumerate(ends) if end > first and end - sizes[g] < last]
-        row = ends[groups[0]] - sizes[groups[0]] if groups else 0
-        for batch in opened.iter_batches(batch_size=_ROWS, row_groups=groups, columns=columns, use_threads=False):
-            begin, end = max(first - row, 0), min(last - row, len(batch))
-            row += len(batch)
-            if begin < end:
-                yield batch.slice(begin, end - begin)
+    with pq.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False) as opened:
+        yield from opened.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False)
 
 
 _STATE = "state.json"
@@ -253,7 +184,7 @@ def is_arrow(folder: Path) -> bool:
     return (folder / _STATE).exists() or (folder / _SPLITS).exists()
 
 
-def arrow(path: Path, selection: Selection) -> Table[Path]:
+def arrow(path: Path, selection: Selection) -> Table:
     """A source of the records of a saved ``Dataset``, of one split of a saved ``DatasetDict``, or of one file."""
     if path.is_dir() and (path / _SPLITS).exists():
         splits = arrow_splits(path)
@@ -298,9 +229,7 @@ def _stream_schema(file: Path) -> pa.Schema:
         return stream.schema
 
 
-def _stream_batches(file: Path, columns: list[str], first: int, last: int | None) -> Iterator[pa.RecordBatch]:
-    if first or last is not None:
-        raise TypeError("a stream is read from its beginning to its end")
+def _stream_batches(file: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     # Read, not mapped: mapped pages would count as this process's memory.
     with pa.OSFile(str(file)) as opened, pa.ipc.open_stream(opened) as stream:
         for batch in stream:

@@ -77,25 +77,8 @@ function showJob(job, view) {
   job.querySelector("#spent").hidden = view.epsilon === null;
   if (view.epsilon !== null) job.querySelector("#epsilon-spent").textContent = view.epsilon.toPrecision(3);
   job.querySelector("#waiting").hidden = view.state !== "queued" || job.dataset.queues !== "true";
-  if (view.preview) showPreview(job, view.preview);
   job.querySelector("#log").textContent = view.log.join("\n");
   job.querySelector("#parts").replaceChildren(...view.parts.map(progressOf));
-}
-
-// The samples of the last checkpoint; the picture is loaded again only if it is another one.
-function showPreview(job, preview) {
-  const rows = job.querySelector("#preview");
-  const note = job.querySelector("#preview-note");
-  if (note.textContent !== preview.note) note.textContent = preview.note;
-  rows.hidden = preview.version === null;
-  if (preview.version === null || rows.dataset.version === preview.version) return;
-  rows.dataset.version = preview.version;
-  rows.querySelector("img").src = `${rows.dataset.picture}?version=${preview.version}`;
-  rows.querySelector("ol").replaceChildren(...preview.classes.map((name) => {
-    const item = document.createElement("li");
-    item.textContent = name;
-    return item;
-  }));
 }
 
 function progressOf(part) {
