@@ -31,7 +31,7 @@ stage() {
   fi
   echo "== $name, $left seconds left" >&2
   if timeout "$left" sfumato "$@" --data "$data" --out "$out/$name" --results "$out/results" \
-    --minutes "$(((left - 20) / 60))"; then
+    --time-limit "$(((left - 20) / 60))"; then
     touch "$out/$name.finished"
   else
     finished=75

@@ -10,7 +10,7 @@ import pytest
 from sfumato.methods.parts import time_budget
 from sfumato.training.profiling import Work, rehearse
 
-_OPERATIONS_PER_SECOND = 2e10
+OPERATIONS_PER_SECOND = 2e10
 
 
 def steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +18,7 @@ def steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def rehearsed(method: Any, **options: Any) -> Work:
         work = rehearse(method, **options)
-        parts = tuple(replace(part, seconds=part.operations / _OPERATIONS_PER_SECOND) for part in work.parts)
+        parts = tuple(replace(part, seconds=part.operations / OPERATIONS_PER_SECOND) for part in work.parts)
         return replace(work, parts=parts)
 
     monkeypatch.setattr(time_budget, "rehearse", rehearsed)

@@ -21,8 +21,9 @@ from torch import nn
 
 from broken_methods import ControlMethod
 from sfumato.cli.main import app, main
-from sfumato.cli.train import choose
+from sfumato.cli.train import choose, expected_use
 from sfumato.methods import METHODS
+from sfumato.methods.dp_mixture import DPMixture
 from sfumato.planning.expected_use import PublicFacts
 from sfumato.privacy import Budget, Curator, Ledger, PrivateRecords, Randomness
 from sfumato.training.checkpoint import FolderCheckpoint
@@ -299,6 +300,13 @@ def test_a_method_is_chosen_from_public_facts_and_the_reason_is_printed(capsys: 
     facts = PublicFacts(declared_size=500, size=28, classes=10, epsilon=1.0)
     assert choose(facts, device="cpu", time_limit=0.5) in METHODS
     assert "Method: " in capsys.readouterr().err
+
+
+def test_without_a_declared_number_the_card_says_how_many_images_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = PublicFacts(declared_size=10_000, size=28, classes=10, epsilon=1.0)
+    [sentence] = expected_use(DPMixture(), facts, declared=False)
+    assert "dp-mixture needs about" in sentence and "as predicted from measurements on MNIST" in sentence
+    assert "Your number is private and was not compared" in " ".join(capsys.readouterr().err.split())
 
 
 def test_plan_of_all_methods(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

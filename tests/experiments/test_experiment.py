@@ -64,7 +64,7 @@ def test_an_experiment_runs_and_continues(
     out, kept = tmp_path / "out", tmp_path / "results"
     words = ["run", str(file), "--only", "small", "--out", str(out), "--device", "cpu", "--results", str(kept)]
     # No time: nothing is started, and the command says so.
-    assert run(monkeypatch, *words, "--minutes", "-1") == 1
+    assert run(monkeypatch, *words, "--time-limit", "-1") == 1
     assert "NotStarted" in capsys.readouterr().err
     assert ResultSet.load(out / "small.json").rows == ()
     assert run(monkeypatch, *words) == 0

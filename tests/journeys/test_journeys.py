@@ -85,9 +85,10 @@ def test_letters_in_26_classes_without_naming_a_method(tmp_path: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels[0]).convert("RGB").save(folder / f"{row}.png")
     assert "--colour grey" in sfumato("inspect", data)
-    words = ("--colour", "grey", "--epsilon", 10, "--time-limit", 0.05, "--device", "cpu", "--out", run)
-    said = sfumato("train", data, *words)
-    assert "Method: privae" in said and "Your number is private" in said
+    words = ("--colour", "grey", "--epsilon", 10, "--time-limit", 0.5, "--device", "cpu", "--out", run)
+    assert "--time-limit needs --declared-size" in sfumato("train", data, *words, status=2) and not run.exists()
+    said = sfumato("train", data, *words, "--declared-size", 260)
+    assert "Method: " in said and "on this device" in said
     assert len(card(run)["classes"]) == 26  # type: ignore[arg-type]
     reported(run, said="Z")
 

@@ -358,8 +358,17 @@ def test_rows_are_padded_by_at_most_a_quarter_to_few_widths() -> None:
     assert padded_width(0) == 1 and len(set(widths)) < 40
 
 
-def test_public_work_is_handed_to_the_checkpoint_for_previews() -> None:
+def test_public_work_is_kept_and_goes_on_where_it_was_kept() -> None:
     checkpoint, kept = Mock(), {"model": nn.Linear(2, 2)}
+    checkpoint.restore.return_value = 2
     door, _ = curator(HISTOGRAM, checkpoint=checkpoint)
-    assert list(door.track("abc", "public", 3, keep=kept)) == ["a", "b", "c"]
-    assert checkpoint.save.call_args_list == [call("public", done, kept, (), last=False) for done in (1, 2, 3)]
+    assert list(door.track("abcde", "public", 5, keep=kept)) == ["c", "d", "e"]
+    assert checkpoint.restore.call_args_list == [call("public", kept, ())]
+    assert checkpoint.save.call_args_list == [call("public", done, kept, (), last=False) for done in (3, 4, 5)]
+
+
+def test_public_work_without_anything_to_keep_starts_again() -> None:
+    checkpoint = Mock()
+    door, _ = curator(HISTOGRAM, checkpoint=checkpoint)
+    assert list(door.track("abc", "public", 3)) == ["a", "b", "c"]
+    assert not checkpoint.restore.called

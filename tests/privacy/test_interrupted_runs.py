@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from privacy.test_runs import BUDGET, METHOD, KillAfter, Killed, OwnTerms, fit
+from sfumato.methods.base import Method
 from sfumato.methods.dp2_vae import DP2VAE
 from sfumato.methods.dp_merf import DPMERF
+from sfumato.methods.dpaf import DPAF
 from sfumato.methods.registry import load
 from sfumato.privacy import Ledger, RunRefused, Step
 from sfumato.privacy.curator import AnswerLost
@@ -68,6 +70,56 @@ def test_a_run_that_was_killed_before_the_head_of_its_first_charge_was_written_g
         fit(method, ledger, KilledWhileCharging(tmp_path / "checkpoint"))
     card = fit(method, ledger, FolderCheckpoint(tmp_path / "checkpoint")).card
     assert card.certified and Ledger.read(ledger).charged_steps(card.run, "training") == METHOD.steps
+
+
+class Reported:
+    """A progress display that remembers the steps of one part."""
+
+    def __init__(self, part: str) -> None:
+        self.part, self.steps = part, list[int]()
+
+    def report(self, name: str, done: int, total: int, epsilon: float | None) -> None:
+        if name == self.part:
+            self.steps.append(done)
+
+
+@pytest.mark.parametrize("method", [replace(DPMERF.small(), iterations=60), replace(DPAF.small(), iterations=60)])
+def test_a_generator_goes_on_where_it_was_kept(tmp_path: Path, method: Method) -> None:
+    """Training on released answers is public work, and most of the time of such a run."""
+    ledger, checkpoint = tmp_path / "ledger", FolderCheckpoint(tmp_path / "checkpoint", seconds=0.0)
+    with pytest.raises(Killed):
+        fit(method, ledger, checkpoint, progress=KillAfter(40, "generator"))
+    resumed = Reported("generator")
+    assert fit(method, ledger, FolderCheckpoint(checkpoint.folder), progress=resumed).card.certified
+    assert resumed.steps == list(range(41, 61))
+
+
+def test_a_schedule_goes_on_with_its_learning_rate(tmp_path: Path) -> None:
+    """What DP-MERF keeps: network, optimiser and schedule are those of a training that was never stopped."""
+    inputs, wanted = torch.linspace(-1, 1, 12).view(4, 3), torch.linspace(0, 1, 8).view(4, 2)
+
+    def trained(checkpoint: FolderCheckpoint, *parts: range) -> Any:
+        for part in parts:
+            torch.manual_seed(0)
+            model = torch.nn.Linear(3, 2)
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 30, pct_start=0.1)
+            keep = {"model": model, "optimizer": optimizer, "schedule": schedule}
+            checkpoint.restore("generator", keep, ())
+            for index in part:
+                (model(inputs) - wanted).square().mean().backward()
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+                checkpoint.save("generator", index + 1, keep, (), last=False)
+        return [*model.parameters()], schedule.get_last_lr()
+
+    for folder in ("whole", "parts"):
+        (tmp_path / folder).mkdir()
+    whole = trained(FolderCheckpoint(tmp_path / "whole", seconds=0.0), range(30))
+    parts = trained(FolderCheckpoint(tmp_path / "parts", seconds=0.0), range(17), range(17, 30))
+    assert all(torch.equal(one, other) for one, other in zip(whole[0], parts[0], strict=True))
+    assert whole[1] == parts[1]
 
 
 def test_the_end_of_a_training_loop_is_saved_whenever_it_comes(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from sfumato.data import PrivateImages
 from sfumato.methods.dpaf import DPAF
 from sfumato.networks.generators import Generator
 from sfumato.privacy import Budget
+from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training.optimisation import DivergenceGuard
 from squares import squares
 
@@ -33,6 +36,24 @@ def test_it_restores_the_best_weights_and_halves_the_learning_rate() -> None:
     assert looks(5.1) and guard.learning_rate_factor == 0.5
     assert torch.equal(model.weight, best)
     assert looks(float("nan")) and guard.learning_rate_factor == 0.25
+
+
+def test_a_resumed_training_has_the_best_weights_of_before(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    guard = DivergenceGuard(model, optimizer)
+    for value in (10.0, 0.0):
+        for _ in range(20):
+            guard.rolled_back(torch.tensor(value))
+    best = model.weight.detach().clone()
+    checkpoint = FolderCheckpoint(tmp_path, seconds=0.0)
+    checkpoint.save("generator", 40, {"guard": guard}, (), last=True)
+    with torch.no_grad():
+        model.weight.add_(5.0)
+    resumed = DivergenceGuard(model, optimizer)
+    assert checkpoint.restore("generator", {"guard": resumed}, ()) == 40
+    assert resumed.rolled_back(torch.tensor(9.0)) and resumed.learning_rate_factor == 0.5
+    assert torch.equal(model.weight, best)
 
 
 @pytest.mark.parametrize("guarded", [True, False])

@@ -35,6 +35,10 @@ Data = Annotated[
     list[str] | None,
     typer.Option(help="The data folder [default: $SFUMATO_DATA, or data]; NAME=PATH or NAME=TRAIN,TEST for one set."),
 ]
+StartLimit = Annotated[
+    float | None,
+    typer.Option("--time-limit", metavar="MINUTES", help="Start no training after this many minutes."),
+]
 ResultsFolder = Annotated[Path, typer.Option(help="The folder with result files.")]
 
 experiment_app = typer.Typer(
@@ -52,7 +56,7 @@ def run_command(
     only: Annotated[list[str] | None, typer.Option(help="This experiment of the file; may be given again.")] = None,
     data: Data = None,
     together: Annotated[int, typer.Option(min=1, help="Trainings that share the device and the cores.")] = 1,
-    minutes: Annotated[float | None, typer.Option(help="Start no training after this many minutes.")] = None,
+    time_limit: StartLimit = None,
     trainings: Annotated[int | None, typer.Option(min=1, help="Of each setting, in place of the file's.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Synthetic images, in place of the protocol's.")] = None,
     records: Annotated[int | None, typer.Option(min=1, help="Train on a subset of this many records.")] = None,
@@ -81,7 +85,7 @@ def run_command(
     begin(out, {**facts, "small": True} if small else facts, what="set of experiments")
     tasks = in_order(layouts)
     remark(f"{len(tasks)} tasks, {together} at a time")
-    failed = run_reported(tasks, jobs=together, in_process=together == 1 and here == "cpu", minutes=minutes)
+    failed = run_reported(tasks, jobs=together, in_process=together == 1 and here == "cpu", minutes=time_limit)
     command = f"sfumato {shlex.join(_without_paths(sys.argv[1:]))}"
     for layout in layouts:
         result = gather(layout, command=command, device=here, failed=failed)
@@ -291,7 +295,7 @@ def _paper_command(key: str, summary: str) -> Callable[..., None]:
         jobs: Annotated[
             int | None, typer.Option(min=1, help="Trainings at a time; 1 works in this process [default: one a core].")
         ] = None,
-        minutes: Annotated[float | None, typer.Option(help="Start no training after this many minutes.")] = None,
+        time_limit: StartLimit = None,
         device: Device = "auto",
         as_json: Json = False,
     ) -> None:
@@ -299,7 +303,9 @@ def _paper_command(key: str, summary: str) -> Callable[..., None]:
 
         paper, found = find(key, entry)
         folder = out or Path("reproduction") / f"{key}-{entry}-{scale}"
-        layout, result = reproduce(paper, found, scale, data or [], folder, jobs=jobs, minutes=minutes, device=device)
+        layout, result = reproduce(
+            paper, found, scale, data or [], folder, jobs=jobs, minutes=time_limit, device=device
+        )
         _write(paper, found, layout, result, folder)
         if results is not None:
             results.mkdir(parents=True, exist_ok=True)

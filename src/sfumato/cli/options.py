@@ -104,7 +104,16 @@ MethodName = Annotated[
     str,
     typer.Option("--method", help="A method's name; see 'sfumato methods' [default: chosen from public facts]."),
 ]
-TimeLimit = Annotated[float, typer.Option(min=0, help="Minutes that a method may take to be chosen without --method.")]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(
+        "--time-limit",
+        metavar="MINUTES",
+        min=0.01,
+        help="Minutes of training on this device: only methods that keep to it are chosen, and the one that trains "
+        "gets fewer steps if it must [default: 60 for the choice].",
+    ),
+]
 DeclaredSize = Annotated[
     int | None, typer.Option(min=1, help="Roughly how many units (images or persons) there are; made public.")
 ]

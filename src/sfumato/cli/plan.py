@@ -76,7 +76,7 @@ def plan(
     declared_size: DeclaredSize = None,
     channels: Annotated[int, typer.Option(min=1, max=3, help="1 for grey, 3 for colour.")] = 1,
     classes: Annotated[int, typer.Option(min=1, help="The number of classes.")] = 10,
-    time_limit: TimeLimit = 60.0,
+    time_limit: TimeLimit = None,
     device: Device = "auto",
     epsilon_table: Annotated[bool, typer.Option("--epsilon-table", help="Say in plain numbers what ε means.")] = False,
     as_json: Json = False,
@@ -87,7 +87,7 @@ def plan(
     device = device_named(device)
     if method is None:
         facts = _public_facts(budget, declared_size, shape=(channels, size or 28), classes=classes)
-        return _plan_all(parameters, facts, device=device, time_limit=60 * time_limit, as_json=as_json)
+        return _plan_all(parameters, facts, device=device, time_limit=time_limit, as_json=as_json)
     one = parameters.configured(method)
     planned = one.plan(budget.budget(declared_size=declared_size))
     if not as_json:
@@ -134,9 +134,11 @@ def _say_use(method: Method, facts: PublicFacts) -> None:
     say(f"expected use: {row.expected_use or 'unknown'}; {row.why}")
 
 
-def _plan_all(parameters: MethodOptions, facts: PublicFacts, *, device: str, time_limit: float, as_json: bool) -> None:
+def _plan_all(
+    parameters: MethodOptions, facts: PublicFacts, *, device: str, time_limit: float | None, as_json: bool
+) -> None:
     """A row for every certified method; nothing is calibrated or timed, so that the table is there at once."""
-    from sfumato.planning.plan import choose_method, plan_all
+    from sfumato.planning.plan import TIME_LIMIT, choose_method, plan_all
 
     if parameters.values():
         raise ValueError(f"--set {next(iter(parameters.values()))}: name the method that has this parameter")
@@ -168,18 +170,20 @@ def _plan_all(parameters: MethodOptions, facts: PublicFacts, *, device: str, tim
         "too high. The last column: how many the next better use takes at this ε. Times are rough ones for one core of "
         "a server and one GPU; 'sfumato plan METHOD --size N' measures them here."
     )
-    choice = choose_method(facts, device=device, time_limit=time_limit)
+    limit = TIME_LIMIT if time_limit is None else 60 * time_limit
+    choice = choose_method(facts, device=device, time_limit=limit)
     return say(f"Without --method, 'sfumato train' takes {choice.why}.")
 
 
 def _units_for_more(row: MethodPlan, facts: PublicFacts) -> str:
     """How many units the next better use takes at this budget."""
-    from sfumato.planning.expected_use import GOOD_FROM, HOPELESS_BELOW, Use, units_needed
+    from sfumato.planning.expected_use import GOOD_FROM, Use, units_needed
 
     if row.share is None or row.expected_use is Use.GOOD:
         return ""
-    word, share = ("rough", HOPELESS_BELOW) if row.expected_use is Use.HOPELESS else ("good", GOOD_FROM)
-    needed = units_needed(row.method, facts, share)
+    hopeless = row.expected_use is Use.HOPELESS
+    needed = row.rough_from if hopeless else units_needed(row.method, facts, GOOD_FROM)
+    word = "rough" if hopeless else "good"
     return f"{word}: never" if needed is None else f"{word}: {needed:,}"
 
 

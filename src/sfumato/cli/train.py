@@ -24,7 +24,6 @@ from sfumato.cli.options import (
     signing_key,
 )
 from sfumato.cli.plan import plan_text
-from sfumato.durations import duration
 from sfumato.options import BudgetOptions, ReadingOptions
 
 if TYPE_CHECKING:
@@ -68,13 +67,13 @@ def public_facts(images: Images, budget: AnyBudget, declared_size: int | None) -
     )
 
 
-def choose(facts: PublicFacts | None, *, device: str, time_limit: float) -> str:
+def choose(facts: PublicFacts | None, *, device: str, time_limit: float | None) -> str:
     """The name of the method for these facts; the reason goes to standard error."""
-    from sfumato.planning.plan import choose_method
+    from sfumato.planning.plan import TIME_LIMIT, choose_method
 
     if facts is None:
         raise ValueError("choose a method with --method; 'sfumato methods' lists them")
-    choice = choose_method(facts, device=device, time_limit=60 * time_limit)
+    choice = choose_method(facts, device=device, time_limit=TIME_LIMIT if time_limit is None else 60 * time_limit)
     remark(f"Method: {choice.why}.")
     return choice.method
 
@@ -119,24 +118,18 @@ def noted(pairs: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def for_minutes(
+def within_time(
     method: Method, minutes: float, images: Images, *, declared_size: int | None, device: str, run: Run, resume: bool
 ) -> Method:
-    """The method with settings that fill ``minutes``, and a remark on how long it takes and on how much it sees.
+    """The method with settings that keep within ``minutes``, and a remark on how long it takes.
 
     A step is timed on random images, and the number of images has to be declared: nothing private decides. A run that
     goes on has the settings that it began with.
     """
-    from sfumato.methods.dp_diffusion import DPDiffusion
     from sfumato.methods.parts.time_budget import settings_for_minutes
 
-    if not isinstance(method, DPDiffusion):
-        raise ValueError(
-            f"--minutes plans a training of dp-diffusion; {method.name} has fixed steps, and 'sfumato plan "
-            f"{method.name} --size …' measures how long they take"
-        )
     if declared_size is None:
-        raise ValueError("--minutes needs --declared-size: how long a step takes depends on the number of images")
+        raise ValueError("--time-limit needs --declared-size: how long a step takes depends on the number of images")
     if resume:
         return type(method).configured(run.facts()["parameters"])
     with ProgressBar() as progress:
@@ -149,15 +142,8 @@ def for_minutes(
             images=declared_size,
             device=device,
         )
-    chosen = found.method
-    rows = chosen.steps * chosen.draws * chosen.sampling_rate * declared_size
-    remark(
-        f"About {duration(found.seconds)} on this device: {chosen.steps} private steps of about "
-        f"{chosen.sampling_rate * declared_size:.0f} images with {chosen.draws} draws each, {rows / 1e6:.2g} million "
-        f"rows at {found.rows_per_second:.0f} a second, after {chosen.public_steps} steps on public images. "
-        "The method's page in the documentation shows what trainings of different lengths reached."
-    )
-    return chosen
+    remark(found.why)
+    return found.method
 
 
 def train(
@@ -175,13 +161,10 @@ def train(
     hold_out: Annotated[
         float | None, typer.Option(help="Hold out this share of the units at random, for 'evaluate --held-out'.")
     ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=0.1, help="Plan steps for this time on this device (dp-diffusion).")
-    ] = None,
     device: Device = "auto",
     max_images_per_unit: Annotated[int, typer.Option(min=1, help="Images of one person in a step, at most.")] = 16,
     declared_size: DeclaredSize = None,
-    time_limit: TimeLimit = 60.0,
+    time_limit: TimeLimit = None,
     notes: Annotated[
         list[str] | None,
         typer.Option("--note", help="A statement for the card: --note 'purpose=teaching'; also controller, contact …"),
@@ -227,7 +210,7 @@ def train(
         check_choosable(parameters, budget)
     run = Run(out, ledger=ledger)
     # With one of these options the plan is another one, which the Curator checks.
-    other = resume or minutes is not None or release_accuracy is not None
+    other = resume or time_limit is not None or release_accuracy is not None
     world.from_first(lambda: run.check(resume=resume, plan=None if other else planned))
     images = world.in_turn(lambda: read_with_progress(data, reading))
     persons = images.persons is not None
@@ -239,14 +222,14 @@ def train(
     if chosen is None:
         method = world.from_first(lambda: choose(public, device=device, time_limit=time_limit))
         chosen = parameters.configured(method)
-    if minutes is not None:
+    if time_limit is not None:
         if world.size > 1:
-            raise ValueError("--minutes times the steps of one process; give --set steps=... where several train")
-        chosen = for_minutes(
-            chosen, minutes, images, declared_size=declared_size, device=device, run=run, resume=resume
+            raise ValueError("--time-limit times the steps of one process; give --set steps=... where several train")
+        chosen = within_time(
+            chosen, time_limit, images, declared_size=declared_size, device=device, run=run, resume=resume
         )
     trained = measured(chosen, release_accuracy, classes=len(images.classes))
-    if planned is None or planned.budget != allowed or trained is not chosen or minutes is not None:
+    if planned is None or planned.budget != allowed or trained is not chosen or time_limit is not None:
         planned = trained.plan(allowed)
     remark(plan_text(chosen, planned))
     # By the first process alone: a warning is to be read once.

@@ -80,7 +80,8 @@ class DPMERF(Method):
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, self.iterations, pct_start=start)
         images = max(2, self.batch_size // classes)
         labels = torch.arange(classes, device=device).repeat_interleave(images)
-        for _ in curator.track(range(self.iterations), "generator", self.iterations, keep={"generator": model}):
+        keep = {"generator": model, "optimizer": optimizer, "schedule": schedule}
+        for _ in curator.track(range(self.iterations), "generator", self.iterations, keep=keep):
             embedded = embed(model(labels)).view(classes, images, -1)
             optimizer.zero_grad(set_to_none=True)
             unbiased_distance(embedded, target).backward()

@@ -231,7 +231,7 @@ class DPAF(Method):
         game.target = aggregate.means
         # The answers are released, so training on them can go on without cost. An adversarial loss may rise.
         guard = None if self.adversarial_weight else DivergenceGuard(generator, game.generator_optimizer)
-        keep = {"generator": generator}
+        keep = game.keep if guard is None else {**game.keep, "guard": guard}
         for number in curator.track(range(self.iterations), "generator", self.iterations, keep=keep):
             game.train_generator(self.steps // self.discriminator_steps + number, guard)
         return aggregate.counts

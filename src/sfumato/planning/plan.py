@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ class MethodPlan:
         share: The expected share of the accuracy of real data, counted from chance; None if never measured.
         expected_use: The share in a word; None if never measured.
         why: One sentence about the expected use.
+        rough_from: How many units rough use takes at this budget; None if it was never reached or never measured.
     """
 
     method: str
@@ -55,6 +57,7 @@ class MethodPlan:
     share: float | None
     expected_use: Use | None
     why: str
+    rough_from: int | None = None
 
     def seconds(self, device: str) -> float:
         """Seconds on this kind of device, ``cpu`` or ``cuda``."""
@@ -116,6 +119,7 @@ def plan_method(method: Method, facts: PublicFacts) -> MethodPlan:
         share=share,
         expected_use=None if share is None else Use.of(share),
         why=_why(method.name, share, facts),
+        rough_from=None if share is None else units_needed(method.name, facts, HOPELESS_BELOW),
     )
 
 
@@ -123,7 +127,7 @@ def choose_method(facts: PublicFacts, *, device: str = "cpu", time_limit: float 
     """The method with the highest expected accuracy among those that train within ``time_limit`` seconds.
 
     Where none does, the fastest. Two methods count as equal if their shares differ by at most 0.02; then the faster one
-    is taken.
+    is taken. Where all are hopeless, it is the one that rough use takes the fewest units with.
 
     >>> choose_method(PublicFacts(declared_size=60_000, size=28, classes=10, epsilon=1.0), device="cuda").method
     'dp2-vae'
@@ -133,6 +137,9 @@ def choose_method(facts: PublicFacts, *, device: str = "cpu", time_limit: float 
         return Choice(chosen, f"{chosen.method}: no method trains within {duration(time_limit)} here, it is fastest")
     where = "a GPU" if device.startswith("cuda") else "one CPU core"
     limited = f"of the methods that train within {duration(time_limit)} on {where}"
+    if chosen.expected_use is Use.HOPELESS and chosen.rough_from is not None:
+        reason = f"{limited} rough use needs the fewest {facts.unit}s with it"
+        return Choice(chosen, f"{chosen.method}: {reason} ({_collection(facts)}: hopeless)")
     reason = f"{limited} it has the highest expected accuracy for {_collection(facts)}"
     return Choice(chosen, f"{chosen.method}: {reason} ({chosen.expected_use})")
 
@@ -142,6 +149,8 @@ def best_of(plans: Sequence[MethodPlan], *, device: str, time_limit: float = TIM
     rows = [row for row in plans if row.share is not None]
     within = [row for row in rows if row.seconds(device) <= time_limit]
     best = max((row.share or 0.0 for row in within), default=0.0)
+    if within and best < HOPELESS_BELOW:
+        return min(within, key=lambda row: (row.rough_from or math.inf, row.seconds(device)))
     return min(
         [row for row in within if (row.share or 0.0) >= best - 0.02] or rows, key=lambda row: row.seconds(device)
     )

@@ -238,14 +238,18 @@ class Curator:
     def track(
         self, items: Iterable[Item], name: str, total: int, *, keep: Mapping[str, Any] | None = None
     ) -> Iterator[Item]:
-        """Report progress over public work, such as training on released answers.
+        """Public work, such as training on released answers, with its progress.
 
-        ``keep`` names the modules that a preview of the images needs. A resumed run starts this work again.
+        ``keep`` names what a resumed run needs back, as in ``steps``; without it the work starts again.
         """
+        keep = dict(keep or {})
+        kept = self._checkpoint.restore(name, keep, ()) if self._checkpoint and keep else 0
         for done, item in enumerate(items, start=1):
+            if done <= kept:
+                continue
             yield item
             if self._checkpoint:
-                self._checkpoint.save(name, done, keep or {}, (), last=False)
+                self._checkpoint.save(name, done, keep, (), last=False)
             if done == total or done % max(1, total // 50) == 0:
                 self._report(name, done, total)
 

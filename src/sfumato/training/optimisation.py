@@ -158,3 +158,17 @@ class DivergenceGuard:
             self._best = value
             self._saved = deepcopy(self.model.state_dict()), deepcopy(self.optimizer.state_dict())
         return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {
+            "learning_rate_factor": self.learning_rate_factor,
+            "losses": (self._steps, self._first, self._best),
+            "saved": self._saved,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.learning_rate_factor = state["learning_rate_factor"]
+        self._steps, self._first, self._best = state["losses"]
+        model, optimizer = state["saved"]
+        self._saved = model, optimizer

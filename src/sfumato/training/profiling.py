@@ -8,6 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -118,10 +119,7 @@ class Trainable(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a training: planned steps, records in a step, and what one step takes.
-
-    What is done once is counted but not timed; it takes seconds.
-    """
+    """One part of a training: planned steps, records in a step, and what one step takes."""
 
     name: str
     steps: int
@@ -199,6 +197,7 @@ def _rehearsed(
     labels, names = np.arange(count) % classes, tuple(map(str, range(classes)))
     records = PrivateRecords(pixels, labels, classes=names, declared_size=declared)
     parts: list[Part] = []
+    in_steps = 0.0
 
     class Rehearsal(type(method).curator_type):  # type: ignore[misc]
         """Stops each part early and writes down what it took."""
@@ -213,32 +212,34 @@ def _rehearsed(
             yield from _timed(super().track(items, name, total, keep=keep), name, total, 0)
 
     def _timed(items: Iterable[Any], name: str, steps: int, records: float) -> Iterator[Any]:
+        nonlocal in_steps
         times: list[float] = []
         counts: list[int] = []
         try:
             for number, item in enumerate(items):
-                counter = _OperationCounter()
-                if number >= min(steps - 1, _TIMED):
-                    with counter:
-                        # A question that is asked once leaves the loop here, with its answer.
-                        try:
-                            yield item
-                        finally:
-                            counts.append(counter.operations)
-                    if number + 1 == _TIMED + _COUNTED:
-                        return
-                    continue
+                counter = _OperationCounter() if number >= min(steps - 1, _TIMED) else None
                 begin = time.perf_counter()
-                yield item
-                if "cuda" in str(device):
-                    torch.cuda.synchronize()
-                times.append(time.perf_counter() - begin)
+                # A question that is asked once leaves the loop here, with its answer.
+                try:
+                    with counter or nullcontext():
+                        yield item
+                finally:
+                    if "cuda" in str(device):
+                        torch.cuda.synchronize()
+                    times.append(time.perf_counter() - begin)
+                    if counter is not None:
+                        counts.append(counter.operations)
+                if number + 1 == _TIMED + _COUNTED:
+                    return
         finally:
+            in_steps += sum(times)
             # A step in which the engine tries out formulas counts and takes more than those that follow.
-            operations, seconds = min(counts, default=0), statistics.median(times[1:] or [0.0])
+            operations, seconds = min(counts, default=0), statistics.median(times[1:_TIMED] or times or [0.0])
             parts.append(Part(name, steps, records, operations, seconds))
 
     rehearsed = copy(method)
     object.__setattr__(rehearsed, "curator_type", Rehearsal)
+    begin = time.perf_counter()
     release = rehearsed.fit(records, NoGuarantee(), device=device)
+    parts.append(Part("everything else", 1, 0, 0, time.perf_counter() - begin - in_steps))
     return parts, sum(p.numel() for p in release.model.parameters())

@@ -1,4 +1,4 @@
-"""Settings of DP-Diffusion for a training that takes a given time.
+"""Settings of a method for a training that keeps to a given time.
 
 What a step takes is measured on random images, so the settings are public: they depend on the device, the shape of the
 images and their declared number, never on their content.
@@ -10,14 +10,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sfumato.methods.base import Shape
+from sfumato.durations import duration
+from sfumato.methods.base import Method, Shape
 from sfumato.methods.dp_diffusion import DPDiffusion
-from sfumato.training.profiling import rehearse
+from sfumato.training.profiling import Work, rehearse
+
+_SHORTENED = ("steps", "iterations", "filter_steps", "classifier_steps")
+"""Parameters that count repetitions of what a training spends its time on."""
+_LEAST_SHARE = 0.1  # of the default's repetitions that may be left
 
 _TRAINING, _WARM_START = "training", "warm start"
 _MOST_DRAWS, _MOST_STEPS = 32, 2000
 _FEWEST_STEPS, _FEWEST_STEPS_ON_CPU = 300, 80
-_PLANNED_SHARE = 0.85  # of the time; the rest is for checks, checkpoints and a machine that gets slower
+_PLANNED_SHARE = 0.9  # of the time; the rest is for checks, checkpoints and a machine that gets slower
 _PUBLIC_SHARE = 0.2  # of the time that teacher and latent generator leave
 _MEASURED_STEPS = 8
 _MEASURED_RATE = 0.25  # of a small collection, so that few records make a whole step
@@ -27,11 +32,75 @@ _RECORDS_ON_CPU = 1200  # records in a step
 
 @dataclass(frozen=True)
 class TimedSettings:
-    """The method to train, how long it should take, and the speed that says so."""
+    """The method to train, how long it should take, and what was chosen, in a sentence."""
 
-    method: DPDiffusion
+    method: Method
     seconds: float
-    rows_per_second: float
+    why: str
+
+
+def settings_for_minutes(
+    method: Method,
+    *,
+    minutes: float,
+    shape: Shape,
+    classes: int,
+    images: int,
+    device: str | torch.device = "cpu",
+) -> TimedSettings:
+    """``method`` with settings that keep its training on ``images`` private images within ``minutes`` on this device.
+
+    A method that takes longer gets fewer steps, in proportion, and at least a tenth of its own; otherwise the time is
+    refused. What differs from the method's defaults was chosen by somebody and stays. DP-Diffusion, which longer
+    trainings serve best, gets as many steps and draws as fill the time.
+    """
+    if isinstance(method, DPDiffusion):
+        return _diffusion(method, minutes=minutes, shape=shape, classes=classes, images=images, device=device)
+    work = rehearse(method, shape=shape, classes=classes, images=images, device=device)
+    whole = _seconds(work, method, method)
+    if whole <= 60.0 * minutes:
+        return TimedSettings(method, whole, f"About {duration(whole)} on this device with the method's own steps.")
+    least = _shortened(method, _LEAST_SHARE)
+    fixed = (_seconds(work, least, method) - _LEAST_SHARE * whole) / (1.0 - _LEAST_SHARE)
+    share = (60.0 * _PLANNED_SHARE * minutes - fixed) / max(1e-9, whole - fixed)
+    if share < _LEAST_SHARE:
+        needed = _seconds(work, least, method) / _PLANNED_SHARE
+        raise ValueError(
+            f"{method.name} takes about {duration(whole)} on this device, and {duration(needed)} with the fewest steps "
+            f"that make sense; give it more than {needed / 60.0:.1f} minutes, or choose another method: 'sfumato plan' "
+            "compares them"
+        )
+    chosen = _shortened(method, share)
+    seconds = _seconds(work, chosen, method)
+    now = chosen.parameters()
+    fewer = [f"{key} {now[key]} in place of {count}" for key, count in _counts(method).items()]
+    return TimedSettings(
+        chosen,
+        seconds,
+        f"About {duration(seconds)} on this device with {' and '.join(fewer)}; the whole takes "
+        f"{duration(whole)}. What is expected of the images was measured with the whole.",
+    )
+
+
+def _counts(method: Method) -> dict[str, int]:
+    """The repetitions of a method that may be shortened."""
+    own, usual = method.parameters(), type(method)(variant=method.variant).parameters()
+    return {key: own[key] for key in _SHORTENED if own.get(key, 1) > 1 and own[key] == usual[key]}
+
+
+def _shortened(method: Method, share: float) -> Method:
+    """The method with this share of its repetitions."""
+    fewer = {key: max(1, int(share * count)) for key, count in _counts(method).items()}
+    return type(method).configured({**method.parameters(), **fewer})
+
+
+def _seconds(work: Work, method: Method, rehearsed: Method) -> float:
+    """How long ``method`` takes, by the steps that were timed of ``rehearsed``, which has other numbers of steps."""
+    steps = {query.name: query.steps for query in method.queries()}
+    own, before = method.parameters(), rehearsed.parameters()
+    # Training on what was released is no query: it has as many steps as one of the parameters says.
+    public = {before[key]: own[key] for key in _SHORTENED if key in before}
+    return sum(steps.get(part.name, public.get(part.steps, part.steps)) * part.seconds for part in work.parts)
 
 
 def cpu_settings(method: DPDiffusion, *, images: int) -> DPDiffusion:
@@ -56,18 +125,12 @@ def cpu_settings(method: DPDiffusion, *, images: int) -> DPDiffusion:
     return type(method).configured({**given, **{key: sizes[key] for key in sizes if given[key] == defaults[key]}})
 
 
-def settings_for_minutes(
-    method: DPDiffusion,
-    *,
-    minutes: float,
-    shape: Shape,
-    classes: int,
-    images: int,
-    device: str | torch.device = "cpu",
+def _diffusion(
+    method: DPDiffusion, *, minutes: float, shape: Shape, classes: int, images: int, device: str | torch.device
 ) -> TimedSettings:
     """``method`` with steps and draws that fill ``minutes`` on this device, for ``images`` private images.
 
-    Steps that take 85 % of the time are planned, since a machine seldom keeps the speed of a short measurement. On a
+    Steps that take 90 % of the time are planned, since a machine seldom keeps the speed of a short measurement. On a
     CPU the method first gets the size of ``cpu_settings``. Teacher and latent generator stay as they are. Of the time
     that is left, a fifth goes to the training on public images. Private training takes as many draws as leave it
     at least 300 steps (80 on a CPU), since draws cost no privacy.
@@ -93,7 +156,15 @@ def settings_for_minutes(
     if warm:
         chosen = replace(chosen, public_steps=max(1, int(_PUBLIC_SHARE * left / max(1e-9, seconds[_WARM_START]))))
     expected = others + steps * draws * batch / rate + warm * chosen.public_steps * seconds.get(_WARM_START, 0.0)
-    return TimedSettings(chosen, expected, rate)
+    rows = chosen.steps * chosen.draws * batch
+    return TimedSettings(
+        chosen,
+        expected,
+        f"About {duration(expected)} on this device: {chosen.steps} private steps of about {batch:.0f} images with "
+        f"{chosen.draws} draws each, {rows / 1e6:.2g} million rows at {rate:.0f} a second, after "
+        f"{chosen.public_steps} steps on public images. The method's page in the documentation shows what trainings "
+        "of different lengths reached.",
+    )
 
 
 def _measured(
