@@ -25,6 +25,7 @@ from sfumato.privacy import Budget, PrivateRecords
 from sfumato.privacy.distributed import ProcessesDiffer, RankLost, World
 from sfumato.privacy.gradients.engine import GradientSum
 from sfumato.release.release import Release
+from sfumato.training import distributed
 from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training.distributed import process_group
 from worst_case import worst_case_images
@@ -168,7 +169,7 @@ def in_turn(world: World) -> dict[str, Any]:
         return f"made by {world.rank}"
 
     world.all_reduce = counted  # type: ignore[method-assign]
-    return {"made": world.in_turn(make)}
+    return {"made": distributed.in_turn(world, make)}
 
 
 TASKS: dict[str, Callable[[World], dict[str, Any]]] = {

@@ -131,7 +131,7 @@ def _is_expected(error: Exception) -> bool:
     from sfumato.privacy import BudgetExceeded, LedgerBusy, LedgerDamaged, RunRefused
     from sfumato.privacy.curator import AnswerLost
     from sfumato.privacy.distributed import RankLost
-    from sfumato.privacy.withheld import PrivateRowsError
+    from sfumato.privacy.step import PrivateRowsError
 
     refusals = BudgetExceeded | LedgerBusy | LedgerDamaged | RunRefused | AnswerLost
     return isinstance(error, refusals | RankLost | PrivateRowsError)
