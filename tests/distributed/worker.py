@@ -24,7 +24,6 @@ from sfumato.methods import Method, find
 from sfumato.privacy import Budget, PrivateRecords
 from sfumato.privacy.distributed import ProcessesDiffer, RankLost, World
 from sfumato.privacy.gradients.engine import GradientSum
-from sfumato.release.export import export_shards, read_export
 from sfumato.release.release import Release
 from sfumato.training import distributed
 from sfumato.training.checkpoint import FolderCheckpoint
@@ -125,21 +124,6 @@ def interrupted(world: World) -> dict[str, Any]:
         return {"ended": type(error).__name__}
 
 
-def sampling(world: World) -> dict[str, Any]:
-    """A release that every process draws a part of."""
-    method = find("dp-merf").small()
-    release = method.fit(few(20), budget_for(method), seed=5, device="cpu")
-    folder = Path(sys.argv[2]) / "synthetic"
-    export_shards(release, 11, folder, world, seed=3, device="cpu", allow_no_guarantee=True)
-    drawn = read_export(folder)
-    return {
-        "files": sorted(path.name for path in folder.rglob("*") if path.is_file()),
-        "labels": sorted(drawn.labels.tolist()),
-        "different images": len({image.tobytes() for image in drawn.images}),
-        "card": drawn.card == release.card,
-    }
-
-
 def disagreement(world: World) -> dict[str, Any]:
     """What each process says when the last one has one record less, other pixels, or another budget."""
     method, last = find("dp-merf").small(), world.rank == world.size - 1
@@ -194,7 +178,6 @@ TASKS: dict[str, Callable[[World], dict[str, Any]]] = {
     "audit": audit,
     "whole": whole,
     "interrupted": interrupted,
-    "sampling": sampling,
     "disagreement": disagreement,
     "in-turn": in_turn,
 }
