@@ -202,7 +202,7 @@ def main() -> None:
     for text in given.speed or []:
         width, draws, units = (int(part) for part in text.split(":"))
         dtype = torch.float32 if given.float32 or device.type == "cpu" else torch.bfloat16
-        performance = Performance(dtype=dtype, channels_last=device.type == "cuda", compile=given.compile)
+        performance = Performance(dtype=dtype, compile=given.compile)
         try:
             note(speed(width, draws, units, performance, device))
         except Exception as error:  # a benchmark goes on with its next row
@@ -214,7 +214,7 @@ def main() -> None:
         if (device.type == "cpu" and label == "TF32") or time.perf_counter() - begun > given.seconds:
             continue
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-        performance = Performance(dtype=dtype, compile=compiling, channels_last=label == "bfloat16")
+        performance = Performance(dtype=dtype, compile=compiling)
         start = time.perf_counter()
         try:
             found = movement(make(name, device, small=given.small), given.most, performance, device)

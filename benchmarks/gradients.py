@@ -41,10 +41,11 @@ import torch
 from torch import Tensor
 
 import gpu
+import plain_loop
 from gradient_contenders import CONTENDERS, Case, Sums, arguments_of, loss, make, norm_of
 from networks import MODELS
 from sfumato.experiments.results import current_commit
-from sfumato.privacy.gradients import Batch, PerClass, clipped_sum, loop
+from sfumato.privacy.gradients import Batch, PerClass, clipped_sum
 from sfumato.training.memory import keep_freed_memory
 
 CLOCK: list[Callable[[], float]] = [time.perf_counter]
@@ -100,7 +101,7 @@ def agreement(case: Case, contenders: list[str]) -> dict[str, float]:
     matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     exact = Case(case.name, case.model, case.batch.take(0, min(24, case.batch.units)), case.clip)
-    reference = loop.clipped_sum(exact.model, loss, exact.batch, exact.clip)
+    reference = plain_loop.clipped_sum(exact.model, loss, exact.batch, exact.clip)
     size = norm_of(tuple(reference.values()))
     apart = {}
     for contender in contenders:
@@ -186,7 +187,7 @@ def with_jax(case: Case, plain: dict[str, object], python: str, options: list[st
     found = {
         "weights": {name: value.detach() for name, value in case.parameters.items()},
         "constants": dict(case.model.named_buffers()),
-        "reference": loop.clipped_sum(case.model, loss, few, case.clip),
+        "reference": plain_loop.clipped_sum(case.model, loss, few, case.clip),
     }
     arrays = {f"{kind}/{name}": value.numpy() for kind, values in found.items() for name, value in values.items()}
 

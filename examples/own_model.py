@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sfumato as sf
 from sfumato.methods.base import Method
 from sfumato.privacy import Block, Curator, SubsampledGaussian
-from sfumato.privacy.gradients.group_terms import Grouped
+from sfumato.privacy.gradients.terms import Grouped
 from sfumato.privacy.randomness import Draws
 
 Shape = tuple[int, int, int]

@@ -33,7 +33,7 @@ from sfumato.methods import METHODS, Method, find
 from sfumato.privacy import Budget, BudgetExceeded, Event, Ledger, Randomness, RunRefused, SubsampledGaussian
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.curator import AnswerLost
-from sfumato.privacy.journal import LedgerDamaged
+from sfumato.privacy.ledger import LedgerDamaged
 from sfumato.release.card import Card
 from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training.run import Run

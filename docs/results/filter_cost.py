@@ -13,7 +13,7 @@ from sfumato.experiments.results import current_commit
 from sfumato.methods import find
 from sfumato.privacy import Budget
 from sfumato.privacy.accounting import epsilon
-from sfumato.privacy.filter import filter_order, filtered_epsilon
+from sfumato.privacy.accounting import filter_order, filtered_epsilon
 
 DELTA = 1e-5
 PLANS = ("dp-merf", "dp-vae", "dp-lflow", "dppm", "gs-wgan")

@@ -19,6 +19,7 @@ import result_files
 import sentences
 import source_tree
 import summaries
+import trusted
 from evidence import stale_results, without_commit
 from finding import ROOT, Finding
 from sfumato.experiments.results import load_results
@@ -32,6 +33,8 @@ CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
     "planted defects": source_tree.planted_defects,
     "advisory": source_tree.advisory,
     "trusted base": source_tree.trusted_base,
+    "trusted lines": trusted.size,
+    "proofs": trusted.proofs,
     "links": pages.links,
     "spelling": pages.spelling,
     "commands": pages.commands,

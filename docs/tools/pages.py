@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import trusted
 from blocks import BLOCK, LANGUAGES, NOT_RUN, blocks, pages, without_blocks
 from finding import ROOT, Finding, line_of
 from regions import documentation_pages, rendered
@@ -261,6 +262,8 @@ def writers() -> dict[Path, Callable[[str], str]]:
             for name in ("audits", "checks")
         },
         PRIVACY / "README.md": counted,
+        ROOT / "README.md": trusted.counted,
+        trusted.READING: trusted.counted,
     }
     for path, write in written.items():
         before = found.get(path, lambda text: text)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from sfumato.methods.base import Method, Shape
 from sfumato.privacy import Block, Counts, Curator, NoisyGradient, Step, SubsampledGaussian
 from sfumato.privacy.gradients import Loss
-from sfumato.privacy.gradients.group_terms import Grouped
+from sfumato.privacy.gradients.terms import Grouped
 from sfumato.privacy.randomness import Draws
-from sfumato.privacy.state import PrivateState
+from sfumato.privacy.records import PrivateState
 
 
 class MeanImages(nn.Module):

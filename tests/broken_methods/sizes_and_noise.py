@@ -21,7 +21,7 @@ from broken_methods.wrong_mechanism import taped
 from sfumato.methods.base import Shape
 from sfumato.privacy import Counts, Curator, NoisyGradient, Step
 from sfumato.privacy.gradients import Loss
-from sfumato.privacy.gradients.group_terms import Grouped
+from sfumato.privacy.gradients.terms import Grouped
 from sfumato.privacy.mechanism import Query, add_noise
 from sfumato.privacy.randomness import Draws
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from broken_methods.controls import GroupControlMethod
 from sfumato.privacy import Curator, NoisyGradient, Step
 from sfumato.privacy.gradients import Batch
-from sfumato.privacy.gradients.group_terms import Grouped, Terms
+from sfumato.privacy.gradients.terms import Grouped, Terms
 
 
 class _OneGroupClip(Grouped):

@@ -39,18 +39,6 @@ def evaluate(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return 0
 
 
-def test_images_shared_with_a_public_collection_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real, test, synthetic = (write(tmp_path / f"{name}.npz", 40, seed) for seed, name in enumerate("abc"))
-    others = write(tmp_path / "d.npz", 40, 3)
-    with np.load(real) as private, np.load(others) as public:
-        np.savez(others, images=np.concatenate([public["images"], private["images"][:7]]), labels=np.arange(47) % 2)
-    words = [str(synthetic), "--real", str(real), "--real-test", str(test), "--public", str(others)]
-    assert evaluate(monkeypatch, *words, "--seeds", "1", "--device", "cpu", "--no-inception", "--no-cache") == 0
-    assert "also in the public collection, pixel by pixel (internal): 7" in " ".join(capsys.readouterr().out.split())
-
-
 def test_a_run_from_an_export_to_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from sfumato.cli import main
 from sfumato.privacy import RunRefused
 from sfumato.privacy.curator import AnswerLost
-from sfumato.privacy.withheld import PrivateRowsError
+from sfumato.privacy.step import PrivateRowsError
 
 
 def test_a_refused_run_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,12 +76,3 @@ def test_a_step_has_as_many_exchanges_whoever_is_in_it(
         found.append(exchanges.copy())
         exchanges.clear()
     assert found[0] and found == [found[0]] * 4
-
-
-@pytest.mark.long
-def test_two_processes_write_two_files_and_one_card(tmp_path: Path) -> None:
-    for found in run_task("sampling", 2, tmp_path / "two"):
-        names = ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
-        assert found["files"] == ["card.json", *names] and found["card"]
-        assert found["labels"] == [0] * 6 + [1] * 5
-        assert found["different images"] == 11  # equal seeds would draw the same images twice

@@ -24,8 +24,8 @@ from sfumato.methods import Method, find
 from sfumato.privacy import Budget, PrivateRecords
 from sfumato.privacy.distributed import ProcessesDiffer, RankLost, World
 from sfumato.privacy.gradients.engine import GradientSum
-from sfumato.release.export import export_shards, read_export
 from sfumato.release.release import Release
+from sfumato.training import distributed
 from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training.distributed import process_group
 from worst_case import worst_case_images
@@ -124,21 +124,6 @@ def interrupted(world: World) -> dict[str, Any]:
         return {"ended": type(error).__name__}
 
 
-def sampling(world: World) -> dict[str, Any]:
-    """A release that every process draws a part of."""
-    method = find("dp-merf").small()
-    release = method.fit(few(20), budget_for(method), seed=5, device="cpu")
-    folder = Path(sys.argv[2]) / "synthetic"
-    export_shards(release, 11, folder, world, seed=3, device="cpu", allow_no_guarantee=True)
-    drawn = read_export(folder)
-    return {
-        "files": sorted(path.name for path in folder.rglob("*") if path.is_file()),
-        "labels": sorted(drawn.labels.tolist()),
-        "different images": len({image.tobytes() for image in drawn.images}),
-        "card": drawn.card == release.card,
-    }
-
-
 def disagreement(world: World) -> dict[str, Any]:
     """What each process says when the last one has one record less, other pixels, or another budget."""
     method, last = find("dp-merf").small(), world.rank == world.size - 1
@@ -184,7 +169,7 @@ def in_turn(world: World) -> dict[str, Any]:
         return f"made by {world.rank}"
 
     world.all_reduce = counted  # type: ignore[method-assign]
-    return {"made": world.in_turn(make)}
+    return {"made": distributed.in_turn(world, make)}
 
 
 TASKS: dict[str, Callable[[World], dict[str, Any]]] = {
@@ -193,7 +178,6 @@ TASKS: dict[str, Callable[[World], dict[str, Any]]] = {
     "audit": audit,
     "whole": whole,
     "interrupted": interrupted,
-    "sampling": sampling,
     "disagreement": disagreement,
     "in-turn": in_turn,
 }

@@ -128,18 +128,6 @@ def test_selection_never_sees_real_data(result: EvaluationResult) -> None:
     assert before.mean != after.mean
 
 
-def test_several_sets_are_independent_generators_with_one_classifier_each() -> None:
-    sets = [blocks(36, seed=seed) for seed in (1, 2, 3)]
-    found = evaluate(sets, blocks(60, seed=4), blocks(45, seed=5), protocol=QUICK, with_inception=False)
-    entry = find(found, SYNTHETIC, "accuracy", "LR")
-    assert (len(entry.values), entry.seeds) == (3, (0, 1, 2))
-    assert entry.std_over == "generators, one classifier each"
-    distance = find(found, SYNTHETIC, "frechet_distance")
-    assert len(set(distance.values)) == 3 and distance.std > 0
-    with pytest.raises(ValueError, match="equally large"):
-        evaluate([sets[0], blocks(30, seed=2)], blocks(60, seed=4), blocks(45, seed=5), with_inception=False)
-
-
 @pytest.mark.long
 def test_inception_numbers_are_finite_on_collapsed_samples_and_cached(tmp_path: Path) -> None:
     one = blocks(1, seed=0)

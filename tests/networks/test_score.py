@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import plain_loop
 from sfumato.networks.pixels import per_row
 from sfumato.networks.score import RefineNet, ScoreNetwork
-from sfumato.privacy.gradients import Batch, clipped_sum, loop
+from sfumato.privacy.gradients import Batch, clipped_sum
 from sfumato.privacy.gradients import engine as engine_module
 from sfumato.privacy.randomness import Randomness
 
@@ -111,7 +112,7 @@ def test_the_engine_traces_every_layer() -> None:
             draws = Randomness(0).draws(ids, torch.arange(10) % 2, "test")
             batch = Batch(images, ids % 3, draws, torch.full((5, 2), 0.5, dtype=torch.float64))
             fast = clipped_sum(model, squared_error, batch, 0.5)
-            plain = loop.clipped_sum(model, squared_error, batch, 0.5)
+            plain = plain_loop.clipped_sum(model, squared_error, batch, 0.5)
         finally:
             torch.set_default_dtype(torch.float32)
         assert [known.untraced for known in engine_module._known[model].values()] == [None]

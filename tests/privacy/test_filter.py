@@ -12,11 +12,9 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.rdp import RdpAccountant
 
 from sfumato.privacy import Block, Budget, BudgetExceeded, Ledger, NoGuarantee, Relation, SubsampledGaussian
-from sfumato.privacy.accounting import calibrate, epsilon
+from sfumato.privacy.accounting import calibrate, divergence, epsilon, filter_order, filtered_epsilon
 from sfumato.privacy.events import RawAccess
-from sfumato.privacy.filter import filter_order, filtered_epsilon
-from sfumato.privacy.renyi import divergence
-from sfumato.privacy.spending import committed_events
+from sfumato.privacy.ledger import committed_events
 
 BUDGET = Budget(1.0, 1e-5)
 

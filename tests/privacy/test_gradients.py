@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import plain_loop
 from gradient_cases import Classifier, apart, make_batch, squared_error, vector
 from sfumato.privacy.gradients import (
     Batch,
@@ -19,11 +20,8 @@ from sfumato.privacy.gradients import (
     clipped_sum,
     engine,
     layers,
-    loop,
-    per_record,
-    traced,
 )
-from sfumato.privacy.gradients.microbatches import Microbatch
+from sfumato.privacy.gradients.batch import Microbatch
 from sfumato.privacy.randomness import Draws
 
 
@@ -41,7 +39,7 @@ def reason(model: nn.Module) -> str | None:
 @pytest.mark.parametrize("units", [0, 1, 2, 4, 7])
 def test_any_number_of_units_and_any_chunk_give_the_loops_sum(model: Classifier, units: int) -> None:
     batch, clip = make_batch(units, 2), {"convolution": 0.3, "embedding": 0.1, "scale": 0.2, "linear": 5.0}
-    expected = loop.clipped_sum(model, squared_error, batch, clip)
+    expected = plain_loop.clipped_sum(model, squared_error, batch, clip)
     for chunk in (None, 1, 3, 5):
         sums = clipped_sum(model, squared_error, batch, clip, microbatch_size=chunk)
         assert sums.keys() == expected.keys()
@@ -60,7 +58,7 @@ def test_frozen_parameters_are_neither_counted_nor_returned(model: Classifier) -
     batch = make_batch(5)
     sums = clipped_sum(model, squared_error, batch, 0.2)
     assert "embedding.weight" not in sums
-    assert apart(sums, loop.clipped_sum(model, squared_error, batch, 0.2)) < 1e-9
+    assert apart(sums, plain_loop.clipped_sum(model, squared_error, batch, 0.2)) < 1e-9
 
 
 def test_a_layer_used_twice_gets_its_cross_terms() -> None:
@@ -71,7 +69,7 @@ def test_a_layer_used_twice_gets_its_cross_terms() -> None:
         return m(torch.tanh(m(x))).square().sum(1)
 
     batch = make_batch(6, shape=(3,))
-    assert apart(clipped_sum(model, twice, batch, 0.5), loop.clipped_sum(model, twice, batch, 0.5)) < 1e-9
+    assert apart(clipped_sum(model, twice, batch, 0.5), plain_loop.clipped_sum(model, twice, batch, 0.5)) < 1e-9
     assert reason(model) is None
 
 
@@ -92,7 +90,7 @@ def test_tied_embedding_and_linear_weight() -> None:
     def loss(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
         return m(y).square().sum(1)
 
-    assert apart(clipped_sum(model, loss, batch, 0.5), loop.clipped_sum(model, loss, batch, 0.5)) < 1e-9
+    assert apart(clipped_sum(model, loss, batch, 0.5), plain_loop.clipped_sum(model, loss, batch, 0.5)) < 1e-9
     assert reason(model) is None
 
 
@@ -106,7 +104,7 @@ def test_the_padding_of_a_table_gets_no_gradient() -> None:
 
     sums = clipped_sum(model, loss, batch, 0.5)
     assert not sums["weight"][4].any()
-    assert apart(sums, loop.clipped_sum(model, loss, batch, 0.5)) < 1e-9
+    assert apart(sums, plain_loop.clipped_sum(model, loss, batch, 0.5)) < 1e-9
     assert reason(model) is None
 
 
@@ -115,7 +113,7 @@ def test_a_parameter_in_any_function_is_a_copy_for_each_row(model: Classifier) -
         return squared_error(m, x, y, r) * m.scale.exp().sum() + m.linear.weight.square().sum()
 
     batch = make_batch(5, 2)
-    assert apart(clipped_sum(model, loss, batch, 0.7), loop.clipped_sum(model, loss, batch, 0.7)) < 1e-9
+    assert apart(clipped_sum(model, loss, batch, 0.7), plain_loop.clipped_sum(model, loss, batch, 0.7)) < 1e-9
     assert reason(model) is None
 
 
@@ -136,7 +134,7 @@ def test_a_loss_that_differentiates_the_network_takes_the_slow_path_and_is_right
         return score.square().sum(1)
 
     batch = make_batch(5, shape=(3,))
-    expected = loop.clipped_sum(model, score_matching, batch, 0.1)
+    expected = plain_loop.clipped_sum(model, score_matching, batch, 0.1)
     assert apart(clipped_sum(model, score_matching, batch, 0.1), expected) < 1e-9
     with pytest.raises(UnsupportedModel, match=r"torch\.func\.grad"):
         clipped_sum(model, by_graph, batch, 0.1)
@@ -148,7 +146,7 @@ def test_inner_gradients_without_a_graph_are_constants(model: Classifier) -> Non
         return squared_error(m, x - 0.1 * step.detach(), y, r)
 
     batch = make_batch(5)
-    assert apart(clipped_sum(model, refined, batch, 0.3), loop.clipped_sum(model, refined, batch, 0.3)) < 1e-9
+    assert apart(clipped_sum(model, refined, batch, 0.3), plain_loop.clipped_sum(model, refined, batch, 0.3)) < 1e-9
     assert reason(model) is not None
 
 
@@ -161,7 +159,7 @@ def test_a_batch_dimension_in_another_place_is_not_mistaken() -> None:
 
     # As many positions as rows: by shape alone the two could be confused.
     batch = make_batch(6, shape=(6, 3))
-    expected = loop.clipped_sum(model, sequence_first, batch, 0.5)
+    expected = plain_loop.clipped_sum(model, sequence_first, batch, 0.5)
     assert apart(clipped_sum(model, sequence_first, batch, 0.5), expected) < 1e-9
     assert reason(model) is None
 
@@ -177,7 +175,7 @@ def test_a_scale_of_something_without_the_batch_first_is_not_mistaken() -> None:
         return (m.scale * x.transpose(0, 1)).square().sum((0, 2))
 
     model, batch = Scaled().double(), make_batch(6, shape=(6, 3))
-    expected = loop.clipped_sum(model, positions_first, batch, 0.5)
+    expected = plain_loop.clipped_sum(model, positions_first, batch, 0.5)
     assert apart(clipped_sum(model, positions_first, batch, 0.5), expected) < 1e-9
     assert reason(model) is None
 
@@ -194,7 +192,7 @@ def test_in_place_changes_after_a_layer_are_noticed() -> None:
 
     batch = make_batch(6, shape=(3,))
     with pytest.raises(RuntimeError, match="inplace"):
-        loop.clipped_sum(model, changed, batch, 0.5)
+        plain_loop.clipped_sum(model, changed, batch, 0.5)
     with pytest.raises((RuntimeError, UnsupportedModel)):
         clipped_sum(model, changed, batch, 0.5)
 
@@ -209,7 +207,7 @@ def test_a_use_behind_the_trackers_back_is_found_in_the_graph() -> None:
         return (m(x) + behind).square().sum(1)
 
     batch = make_batch(6, shape=(3,))
-    assert apart(clipped_sum(model, hidden, batch, 0.5), loop.clipped_sum(model, hidden, batch, 0.5)) < 1e-9
+    assert apart(clipped_sum(model, hidden, batch, 0.5), plain_loop.clipped_sum(model, hidden, batch, 0.5)) < 1e-9
     assert "does not look" in str(reason(model))
 
 
@@ -247,34 +245,34 @@ def test_a_loss_of_the_wrong_shape_is_refused(model: Classifier) -> None:
 def test_ghost_clipping_and_whole_gradients_give_the_same_sum(ghost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, batch = Classifier(), make_batch(70, 2, dtype=torch.float32)
-    monkeypatch.setattr(per_record, "prefers_ghost", lambda **shape: ghost)
-    expected = loop.clipped_sum(model, squared_error, batch, 0.4)
+    monkeypatch.setattr(layers, "prefers_ghost", lambda **shape: ghost)
+    expected = plain_loop.clipped_sum(model, squared_error, batch, 0.4)
     assert apart(clipped_sum(model, squared_error, batch, 0.4), expected) < 1e-5 + 1e-4 * ghost
 
 
 def test_the_way_follows_from_public_shapes() -> None:
     shape = {"positions": 1, "inner": 784, "outer": 512, "dtype": torch.float32, "device": torch.device("cpu")}
-    assert per_record.prefers_ghost(**shape)
-    assert per_record.prefers_ghost(**{**shape, "device": torch.device("cuda")})
-    assert not per_record.prefers_ghost(**{**shape, "positions": 784})
+    assert layers.prefers_ghost(**shape)
+    assert layers.prefers_ghost(**{**shape, "device": torch.device("cuda")})
+    assert not layers.prefers_ghost(**{**shape, "positions": 784})
     wide = {**shape, "positions": 16, "inner": 4096}  # the last convolution of a discriminator of 64×64 pixels
-    assert per_record.prefers_ghost(**wide)
-    assert not per_record.prefers_ghost(**{**wide, "dtype": torch.float64})
+    assert layers.prefers_ghost(**wide)
+    assert not layers.prefers_ghost(**{**wide, "dtype": torch.float64})
     # Rounding would take more than 1e-4 of the clip norm.
-    assert not per_record.prefers_ghost(**{**wide, "outer": 4096})
-    assert not per_record.prefers_ghost(**{**shape, "positions": 16, "device": torch.device("cuda")})
-    assert per_record.prefers_ghost(**{**shape, "inner": 2500, "outer": 2500})
+    assert not layers.prefers_ghost(**{**wide, "outer": 4096})
+    assert not layers.prefers_ghost(**{**shape, "positions": 16, "device": torch.device("cuda")})
+    assert layers.prefers_ghost(**{**shape, "inner": 2500, "outer": 2500})
 
 
 def test_a_pass_leaves_no_memory_behind(model: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    records: list[weakref.ref[traced.Record]] = []
+    records: list[weakref.ref[layers.Record]] = []
 
-    class Watched(traced.Record):
+    class Watched(layers.Record):
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
             records.append(weakref.ref(self))
 
-    monkeypatch.setattr(traced, "Record", Watched)
+    monkeypatch.setattr(layers, "Record", Watched)
     gc.collect()
     gc.disable()
     try:
@@ -294,7 +292,7 @@ def test_the_memory_setting_bounds_a_microbatch(model: Classifier, monkeypatch: 
         return run(self, micro, known)
 
     monkeypatch.setattr(engine.GradientSum, "_eager", noting)
-    expected = loop.clipped_sum(model, squared_error, batch, 1.0)
+    expected = plain_loop.clipped_sum(model, squared_error, batch, 1.0)
     for memory, most in ((1, 1), (1 << 16, 4), (1 << 30, 256)):
         sizes.clear()
         sums = clipped_sum(model, squared_error, batch, 1.0, performance=Performance(memory=memory))
@@ -308,7 +306,7 @@ def test_private_state_reaches_the_loss(model: Classifier) -> None:
 
     plain = make_batch(6, 2)
     batch = Batch(plain.images, plain.labels, plain.random, plain.weights, torch.rand(12, 1, dtype=torch.float64))
-    assert apart(clipped_sum(model, loss, batch, 0.4), loop.clipped_sum(model, loss, batch, 0.4)) < 1e-9
+    assert apart(clipped_sum(model, loss, batch, 0.4), plain_loop.clipped_sum(model, loss, batch, 0.4)) < 1e-9
 
 
 def test_a_grouped_convolution_in_pieces_gives_the_loops_sum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +318,7 @@ def test_a_grouped_convolution_in_pieces_gives_the_loops_sum(monkeypatch: pytest
         return functional.softplus(m(x)).sum((1, 2, 3))
 
     sums = clipped_sum(model, loss, batch, 0.4, microbatch_size=6)
-    assert apart(sums, loop.clipped_sum(model, loss, batch, 0.4)) < 1e-5
+    assert apart(sums, plain_loop.clipped_sum(model, loss, batch, 0.4)) < 1e-5
     assert reason(model) is None
 
 
@@ -335,7 +333,7 @@ def test_convolutions_of_images_that_are_not_square_are_traced(
     def loss(m: nn.Module, x: Tensor, y: Tensor, r: Draws) -> Tensor:
         return functional.softplus(m(x)).sum((1, 2, 3))
 
-    assert apart(clipped_sum(model, loss, batch, 0.4), loop.clipped_sum(model, loss, batch, 0.4)) < 1e-9
+    assert apart(clipped_sum(model, loss, batch, 0.4), plain_loop.clipped_sum(model, loss, batch, 0.4)) < 1e-9
     assert reason(model) is None
 
 
@@ -346,7 +344,7 @@ def test_a_stride_of_one_number_in_a_tuple_is_traced() -> None:
     def loss(m: nn.Conv2d, x: Tensor, y: Tensor, r: Draws) -> Tensor:
         return functional.softplus(functional.conv2d(x, m.weight, m.bias, (2,), (1,))).sum((1, 2, 3))
 
-    assert apart(clipped_sum(model, loss, batch, 0.4), loop.clipped_sum(model, loss, batch, 0.4)) < 1e-9
+    assert apart(clipped_sum(model, loss, batch, 0.4), plain_loop.clipped_sum(model, loss, batch, 0.4)) < 1e-9
     assert reason(model) is None
 
 
@@ -358,4 +356,4 @@ def test_padding_by_name_falls_back() -> None:
         return functional.softplus(m(x)).sum((1, 2, 3))
 
     batch = make_batch(5)
-    assert apart(clipped_sum(model, loss, batch, 0.4), loop.clipped_sum(model, loss, batch, 0.4)) < 1e-9
+    assert apart(clipped_sum(model, loss, batch, 0.4), plain_loop.clipped_sum(model, loss, batch, 0.4)) < 1e-9

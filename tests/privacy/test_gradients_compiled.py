@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import plain_loop
 from gradient_cases import apart, make_batch
-from sfumato.privacy.gradients import Batch, GradientSum, PerClass, Performance, clipped_sum, engine, loop
+from sfumato.privacy.gradients import Batch, GradientSum, PerClass, Performance, clipped_sum, engine
+from sfumato.privacy.gradients.batch import Microbatch
 from sfumato.privacy.gradients.compiled import CompiledMicrobatch, same_loss
-from sfumato.privacy.gradients.microbatches import Microbatch
 from sfumato.privacy.randomness import Draws
 
 COMPILED = Performance(compile=True)
@@ -55,7 +56,7 @@ def test_a_compiled_microbatch_gives_the_eager_sum_and_the_same_bits_at_every_ro
     # Parameters are inputs of the compiled function, not constants.
     with torch.no_grad():
         model[1].weight.mul_(0.5)
-    assert apart(sums(model, batch), loop.clipped_sum(model, weighted, batch, 0.3)) < 1e-5
+    assert apart(sums(model, batch), plain_loop.clipped_sum(model, weighted, batch, 0.3)) < 1e-5
 
 
 @pytest.mark.long

@@ -13,20 +13,21 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+import plain_loop
 from gradient_cases import Classifier, apart, make_batch, squared_error, vector
-from sfumato.privacy.gradients import Batch, GradientSum, PerClass, Performance, clipped_sum, loop, per_record
-from sfumato.privacy.gradients.contribution import PerExample
-from sfumato.privacy.gradients.fixed_point import (
+from sfumato.privacy.gradients import Batch, GradientSum, PerClass, Performance, clipped_sum, layers
+from sfumato.privacy.gradients.batch import Microbatch, microbatch_size, microbatches
+from sfumato.privacy.gradients.places import Places, RowOrderWarning
+from sfumato.privacy.randomness import Draws
+from sfumato.privacy.sums import (
     FRACTION_BITS,
     MOST_SPREAD,
     FixedPointSum,
+    GhostClipping,
+    PerExample,
     clip_factors,
     grid_spacing,
 )
-from sfumato.privacy.gradients.ghost import GhostClipping
-from sfumato.privacy.gradients.microbatches import Microbatch, microbatch_size, microbatches
-from sfumato.privacy.gradients.row_order import RowOrder, RowOrderWarning
-from sfumato.privacy.randomness import Draws
 
 SIZE = 8
 
@@ -71,7 +72,7 @@ def test_order_and_packing_do_not_change_a_bit(
     model: nn.Module, ghost: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if ghost is not None:
-        monkeypatch.setattr(per_record, "prefers_ghost", lambda **shape: ghost)
+        monkeypatch.setattr(layers, "prefers_ghost", lambda **shape: ghost)
     for rows, seed in ((1, 0), (3, 1)):
         batch = make_batch(21, rows, dtype=torch.float32)
         whole = sums(model, batch)
@@ -81,7 +82,7 @@ def test_order_and_packing_do_not_change_a_bit(
         for part in order.split([1, 7, 0, 9, 4]):
             total.add(batch.select(part))
         assert same(whole, total.values())
-        assert apart(whole, loop.clipped_sum(model, squared_error, batch, 0.3)) < (1e-4 if ghost else 1e-5)
+        assert apart(whole, plain_loop.clipped_sum(model, squared_error, batch, 0.3)) < (1e-4 if ghost else 1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -120,8 +121,8 @@ def test_where_rows_are_rounded_differently_every_unit_is_alone_and_a_warning_sa
         weights = batch.weights.sum(1) * (1.0 + torch.arange(batch.units))
         return {"sum": (batch.images.flatten(1).sum(1) * weights * 1e6).round().sum(0, keepdim=True).to(torch.int64)}
 
-    with pytest.warns(RowOrderWarning, match="pieces of 1 units, 8 passes in place of one"):
-        chosen = RowOrder().choose(by_row, micro, kind="eager", eager=by_row)
+    with pytest.warns(RowOrderWarning, match="in pieces of 1 units"):
+        chosen = Places().choose(by_row, micro, key=("eager",), what="", eager=by_row)
     parts = [by_row(next(microbatches(Classifier(), micro.parts[0].batch.take(i, i + 1), 1))) for i in range(8)]
     assert same(chosen(micro), {"sum": torch.stack([part["sum"] for part in parts]).sum(0)})
 
@@ -129,7 +130,7 @@ def test_where_rows_are_rounded_differently_every_unit_is_alone_and_a_warning_sa
 @pytest.mark.parametrize("kind", ["identical", "opposite", "random"])
 @pytest.mark.parametrize("ghost", [True, False])
 def test_one_record_moves_the_sum_by_at_most_its_clip(kind: str, ghost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(per_record, "prefers_ghost", lambda **shape: ghost)
+    monkeypatch.setattr(layers, "prefers_ghost", lambda **shape: ghost)
     torch.manual_seed(0)
     model = Mixed()
     batch = make_batch(258, dtype=torch.float32)
@@ -156,7 +157,7 @@ def test_a_coarse_arithmetic_moves_no_further() -> None:
     torch.manual_seed(0)
     model, batch = Mixed(), make_batch(20, 2, dtype=torch.float32)
     for dtype in (torch.float32, torch.bfloat16):
-        performance = Performance(dtype=dtype, channels_last=True)
+        performance = Performance(dtype=dtype)
         for unit in range(4):
             one = clipped_sum(model, squared_error, batch.take(unit, unit + 1), 0.05, performance=performance)
             assert 0.0499 < float(torch.linalg.vector_norm(vector(one))) <= 0.05
@@ -172,9 +173,9 @@ def test_a_product_of_rounded_factors_stays_inside_its_bound(
     b = torch.randn(1, positions, outer, generator=generator)
     found = GhostClipping(a, b)
     norm, spread = found.norms()
-    options = {"clip_norm": clip_norm, "absolute": found.absolute}
-    factor = clip_factors(norm, spread, rounding=found.relative * spread, **options)
     spacing = grid_spacing(clip_norm)
+    slack = found.absolute * spacing
+    factor = clip_factors(norm, clip_norm, slack=slack, spread=spread, rounding=found.relative * spread)
     vector = found.sums(factor, spacing).double() * spacing
     assert float(vector.norm()) <= clip_norm
     exact = float(factor) * found.gradients().double()

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import plain_loop
 from gradient_cases import Classifier, apart, make_batch, squared_error, vector
-from sfumato.privacy.gradients import Batch, clipped_sum, loop, per_record
-from sfumato.privacy.gradients.contribution import PerExample
-from sfumato.privacy.gradients.ghost import GhostClipping, outer_products
-from sfumato.privacy.gradients.rounding import BRAIN, DOUBLE, SINGLE, TENSOR_FLOAT, arithmetic, without_tf32
+from sfumato.privacy.gradients import Batch, clipped_sum, layers
+from sfumato.privacy.gradients.performance import roundoff, without_tf32
 from sfumato.privacy.randomness import Draws
+from sfumato.privacy.sums import GhostClipping, PerExample, outer_products
 
 
 def alone(batch: Batch, unit: int) -> Batch:
@@ -52,13 +52,13 @@ def norm_of(sums: dict[str, Tensor]) -> float:
 
 
 def exact_norm(model: nn.Module, loss: object, batch: Batch, unit: int) -> float:
-    gradient = loop.unit_gradient(model, loss, batch.take(unit, unit + 1))
+    gradient = plain_loop.unit_gradient(model, loss, batch.take(unit, unit + 1))
     return float(torch.linalg.vector_norm(vector(gradient)))
 
 
 @pytest.mark.parametrize("ghost", [False, True])
 def test_mean_far_above_spread_does_not_break_the_clip(ghost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(per_record, "prefers_ghost", lambda **shape: ghost)
+    monkeypatch.setattr(layers, "prefers_ghost", lambda **shape: ghost)
     torch.manual_seed(0)
     model = Positions()
     plain = make_batch(6, shape=(2, 6, 6), dtype=torch.float32)
@@ -123,11 +123,11 @@ def test_the_bound_holds_over_the_whole_range_of_float32(scale: float, slope: fl
         return slope * cancelling(m, x, y, r)
 
     one = alone(batch, 1)
-    sums, expected = clipped_sum(model, loss, one, clip), loop.clipped_sum(model, loss, one, clip)
+    sums, expected = clipped_sum(model, loss, one, clip), plain_loop.clipped_sum(model, loss, one, clip)
     assert torch.isfinite(vector(sums)).all()
     assert float(torch.linalg.vector_norm(vector(sums))) <= clip
-    # A gradient far below the grid rounds to zero.
-    assert float(torch.linalg.vector_norm(vector(sums) - vector(expected))) < 1e-4 * norm_of(expected) + 1e-9 * clip
+    # Ghost clipping rounds the factors of 6 positions and 5 outputs by at most 6 · √5 / 2 · 2^22 grid steps of 2^-44.
+    assert float(torch.linalg.vector_norm(vector(sums) - vector(expected))) < 1e-4 * norm_of(expected) + 2e-6 * clip
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 3e38])
@@ -147,7 +147,7 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_in_all_groups(poison: floa
     poisoned = replace(batch, images=images, weights=torch.full_like(batch.weights, 0.5))
     sums = clipped_sum(model, loss, poisoned, clip)
     assert torch.isfinite(vector(sums)).all()
-    assert apart(sums, loop.clipped_sum(model, loss, poisoned.select(good), clip)) < 1e-5
+    assert apart(sums, plain_loop.clipped_sum(model, loss, poisoned.select(good), clip)) < 1e-5
 
 
 def test_a_batch_of_nothing_finite_gives_zeros() -> None:
@@ -158,7 +158,7 @@ def test_a_batch_of_nothing_finite_gives_zeros() -> None:
 
 @pytest.mark.parametrize("ghost", [False, True])
 def test_bfloat16_autocast_keeps_the_bound(ghost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(per_record, "prefers_ghost", lambda **shape: ghost)
+    monkeypatch.setattr(layers, "prefers_ghost", lambda **shape: ghost)
     torch.manual_seed(0)
     model = Positions()
     plain = make_batch(6, shape=(2, 6, 6), dtype=torch.float32)
@@ -172,9 +172,9 @@ def test_bfloat16_autocast_keeps_the_bound(ghost: bool, monkeypatch: pytest.Monk
 
 def test_the_coarsest_arithmetic_in_use_sets_the_tolerance() -> None:
     cpu = torch.device("cpu")
-    assert arithmetic([torch.float64], cpu) is DOUBLE
-    assert arithmetic([torch.float64, torch.float32], cpu) is SINGLE
-    assert arithmetic([torch.float32, torch.bfloat16], cpu) is BRAIN
+    assert roundoff([torch.float64], cpu) == 2.0**-50
+    assert roundoff([torch.float64, torch.float32], cpu) == 2.0**-23
+    assert roundoff([torch.float32, torch.bfloat16], cpu) == 2.0**-7
 
 
 def test_the_first_units_need_not_be_the_ones_with_a_gradient() -> None:
@@ -184,7 +184,7 @@ def test_the_first_units_need_not_be_the_ones_with_a_gradient() -> None:
     images = batch.images.clone()
     images[:4] = float("nan")
     sums = clipped_sum(model, squared_error, replace(batch, images=images), 0.3)
-    expected = loop.clipped_sum(model, squared_error, batch.take(4, 9), 0.3)
+    expected = plain_loop.clipped_sum(model, squared_error, batch.take(4, 9), 0.3)
     assert apart(sums, expected) < 1e-5
 
 
@@ -199,9 +199,9 @@ def test_checks_run_without_tf32_and_leave_the_switches_as_they_were(switches: s
         else:
             cudnn.conv.fp32_precision, matmul.fp32_precision = "ieee", "tf32"
         chosen = cudnn.conv.fp32_precision, matmul.fp32_precision
-        assert arithmetic([torch.float32], gpu) == TENSOR_FLOAT
+        assert roundoff([torch.float32], gpu) == 2.0**-9
         with without_tf32():
-            assert arithmetic([torch.float32], gpu) == SINGLE
+            assert roundoff([torch.float32], gpu) == 2.0**-23
             assert (cudnn.conv.fp32_precision, matmul.fp32_precision) == ("ieee", "ieee")
         assert (cudnn.conv.fp32_precision, matmul.fp32_precision) == chosen
     finally:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+import plain_loop
 from gradient_cases import apart, make_batch
-from sfumato.privacy.gradients import clipped_sum, engine, loop
+from sfumato.privacy.gradients import clipped_sum, engine
 from sfumato.privacy.randomness import Draws
 
 
@@ -134,7 +135,7 @@ def test_tracing_torch_func_and_the_loop_agree(
     if grouped:
         names = {name.split(".")[0] for name, _ in model.named_parameters()}
         clips = {name: clip * (1 + i) for i, name in enumerate(sorted(names))}
-    expected = loop.clipped_sum(model, loss, batch, clips)
+    expected = plain_loop.clipped_sum(model, loss, batch, clips)
     assert apart(clipped_sum(model, loss, batch, clips), expected) < 1e-10
     known = next(iter(engine._known[model].values()))
     assert known.traced
@@ -142,7 +143,7 @@ def test_tracing_torch_func_and_the_loop_agree(
     assert apart(clipped_sum(model, loss, batch, clips), expected) < 1e-10
 
 
-@pytest.mark.filterwarnings("ignore::sfumato.privacy.gradients.row_order.RowOrderWarning")
+@pytest.mark.filterwarnings("ignore::sfumato.privacy.gradients.places.RowOrderWarning")
 @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(recipes, st.integers(1, 2), st.integers(0, 99))
 def test_in_float32_each_record_agrees_to_a_hundred_thousandth_of_its_norm(
@@ -153,7 +154,7 @@ def test_in_float32_each_record_agrees_to_a_hundred_thousandth_of_its_norm(
     batch = make_batch(2, rows, shape=(4, 6, 6), seed=seed, dtype=torch.float32)
     for unit in range(batch.units):
         one = batch.take(unit, unit + 1)
-        gradient = loop.unit_gradient(model, smooth, one)
+        gradient = plain_loop.unit_gradient(model, smooth, one)
         norm = sum(float(value.square().sum()) for value in gradient.values()) ** 0.5
         found = clipped_sum(model, smooth, one, 2.0 * norm, microbatch_size=2)  # nothing is clipped
         distance = sum(float((found[name] - gradient[name]).square().sum()) for name in gradient) ** 0.5

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import plain_loop
 from sfumato.privacy import Randomness
-from sfumato.privacy.gradients import Batch, UnsupportedModel, coupled_loss, loop
-from sfumato.privacy.gradients.group_terms import Coupled, Grouped, group_gradient
+from sfumato.privacy.gradients import Batch, UnsupportedModel
+from sfumato.privacy.gradients.terms import Coupled, Grouped, group_gradient, shifted_sum
 from sfumato.privacy.randomness import Draws
 
 
@@ -192,11 +193,11 @@ def test_a_shifted_sum_is_the_formula(scale: float) -> None:
     model, batch = Net(), batch_of(torch.randn(30, 1, 2, 2))
     shift = {name: -scale * value for name, value in group_gradient(model, spread, batch).items()}
     if scale == 1.0:
-        shift = {name: -value for name, value in loop.unit_gradient(model, own, batch.take(0, 1)).items()}
-    found = coupled_loss.shifted_sum(model, own, batch, 0.5, shift)
+        shift = {name: -value for name, value in plain_loop.unit_gradient(model, own, batch.take(0, 1)).items()}
+    found = shifted_sum(model, own, batch, 0.5, shift)
     expected = torch.zeros_like(flat(shift))
     for unit in range(1 if scale == 1.0 else 0, 30):
-        vector = flat(loop.unit_gradient(model, own, batch.take(unit, unit + 1))) + flat(shift)
+        vector = flat(plain_loop.unit_gradient(model, own, batch.take(unit, unit + 1))) + flat(shift)
         expected += vector * min(1.0, 0.5 / max(1e-30, float(vector.norm())))
     assert float((flat(found) - expected).norm()) < 1e-4 * 15
 

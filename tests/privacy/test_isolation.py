@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from gradient_cases import Classifier, make_batch, squared_error
-from sfumato.privacy.gradients import UnsupportedModel, check, check_rows, clipped_sum, probe
-from sfumato.privacy.gradients.isolation import each_row
-from sfumato.privacy.gradients.python_state import python_state
+from sfumato.privacy.gradients import UnsupportedModel, check, check_rows, clipped_sum, engine
+from sfumato.privacy.gradients.one_row import each_row, python_state
 from sfumato.privacy.randomness import Draws
 
 KEPT: list[Any] = []
@@ -235,8 +234,8 @@ def test_a_fast_sum_that_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     def wrong(*given: Any, **options: object) -> dict[str, Tensor]:
         return {name: 2.0 * value for name, value in clipped_sum(*given).items()}
 
-    monkeypatch.setattr(probe, "clipped_sum", wrong)
-    with pytest.raises(UnsupportedModel, match="disagrees with the plain loop"):
+    monkeypatch.setattr(engine, "clipped_sum", wrong)
+    with pytest.raises(UnsupportedModel, match=r"disagrees with torch\.func\.grad"):
         check(Classifier().double(), squared_error, make_batch(8), 0.5)
 
 

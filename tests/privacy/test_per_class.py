@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import plain_loop
 from gradient_cases import Classifier, apart, make_batch, squared_error, vector
-from sfumato.privacy.gradients import PerClass, check, clipped_sum, engine, groups_of, loop
+from sfumato.privacy.gradients import PerClass, check, clipped_sum, engine, groups_of
 from sfumato.privacy.randomness import Draws
 
 
@@ -26,7 +27,7 @@ def test_the_models_give_the_loops_sum(rows: int) -> None:
     models, batch = make_models(), make_batch(11, rows)
     sums = clipped_sum(models, squared_error, batch, CLIP)
     assert sums.keys() == dict(models.named_parameters()).keys()
-    assert apart(sums, loop.clipped_sum(models, squared_error, batch, CLIP)) < 1e-9
+    assert apart(sums, plain_loop.clipped_sum(models, squared_error, batch, CLIP)) < 1e-9
     assert next(iter(engine._known[models].values())).traced
 
 
@@ -35,7 +36,7 @@ def test_a_class_without_records_and_a_microbatch_of_one() -> None:
     batch = replace(batch, labels=batch.labels.clamp(max=1))
     sums = clipped_sum(models, squared_error, batch, CLIP)
     assert not any(value.any() for name, value in sums.items() if name.startswith("models.2."))
-    assert apart(sums, loop.clipped_sum(models, squared_error, batch, CLIP)) < 1e-9
+    assert apart(sums, plain_loop.clipped_sum(models, squared_error, batch, CLIP)) < 1e-9
     assert apart(clipped_sum(models, squared_error, batch, CLIP, microbatch_size=1), sums) < 1e-9
 
 
@@ -44,7 +45,7 @@ def test_a_person_with_images_of_several_classes_is_clipped_once() -> None:
     generator = torch.Generator().manual_seed(3)
     batch = replace(batch, labels=torch.randint(3, (32,), generator=generator))
     sums = clipped_sum(models, squared_error, batch, 0.3)
-    assert apart(sums, loop.clipped_sum(models, squared_error, batch, 0.3)) < 1e-9
+    assert apart(sums, plain_loop.clipped_sum(models, squared_error, batch, 0.3)) < 1e-9
     for unit in range(8):
         one = clipped_sum(models, squared_error, batch.take(unit, unit + 1), 0.3)
         assert float(torch.linalg.vector_norm(vector(one))) <= 0.3
@@ -69,7 +70,7 @@ def test_a_parameter_in_any_function() -> None:
         return squared_error(m, x, y, r) * m.scale.exp().mean()
 
     sums = clipped_sum(models, loss, batch, CLIP)
-    assert apart(sums, loop.clipped_sum(models, loss, batch, CLIP)) < 1e-9
+    assert apart(sums, plain_loop.clipped_sum(models, loss, batch, CLIP)) < 1e-9
 
 
 def test_a_poisoned_record_leaves_the_others() -> None:
@@ -78,7 +79,7 @@ def test_a_poisoned_record_leaves_the_others() -> None:
     images[2] = float("nan")
     sums = clipped_sum(models, squared_error, replace(batch, images=images), CLIP)
     rest = batch.select(torch.tensor([0, 1, 3, 4, 5, 6, 7]))
-    assert apart(sums, loop.clipped_sum(models, squared_error, rest, CLIP)) < 1e-9
+    assert apart(sums, plain_loop.clipped_sum(models, squared_error, rest, CLIP)) < 1e-9
 
 
 def test_layers_of_class_models() -> None:
@@ -98,7 +99,7 @@ def test_layers_of_class_models() -> None:
 
     torch.manual_seed(0)
     models, batch = PerClass([Mixed().double() for _ in range(3)]), make_batch(9, 2)
-    expected = loop.clipped_sum(models, squared_error, batch, 0.3)
+    expected = plain_loop.clipped_sum(models, squared_error, batch, 0.3)
     assert apart(clipped_sum(models, squared_error, batch, 0.3), expected) < 1e-9
     assert next(iter(engine._known[models].values())).traced
 

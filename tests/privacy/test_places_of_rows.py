@@ -7,22 +7,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sfumato.privacy.batches import Batches
+from sfumato.privacy.accounting import Plan
 from sfumato.privacy.budget import Budget, Unit
-from sfumato.privacy.clipping import clipped_feature_sum
 from sfumato.privacy.curator import Curator
 from sfumato.privacy.events import Block, SubsampledGaussian
 from sfumato.privacy.gradients import Batch, Performance, clipped_sum
-from sfumato.privacy.gradients.fixed_point import grid_spacing
-from sfumato.privacy.gradients.row_functions import RowPasses
-from sfumato.privacy.gradients.row_order import RowOrderWarning
-from sfumato.privacy.gradients.sparsify import Compressed
+from sfumato.privacy.gradients.batch import Compressed
+from sfumato.privacy.gradients.engine import RowPasses
+from sfumato.privacy.gradients.places import RowOrderWarning
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.mechanism import Query
-from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Draws, Randomness
 from sfumato.privacy.records import PrivateRecords
+from sfumato.privacy.sampling import Batches
 from sfumato.privacy.step import Step
+from sfumato.privacy.sums import clipped_feature_sum, grid_spacing
 
 RECORDS = 150
 REMOVED = ((0, RECORDS - 1), (70, 3), (1, 2))
@@ -148,7 +147,7 @@ def test_a_function_that_depends_on_the_place_is_called_in_smaller_pieces() -> N
     batch = Batch(torch.rand(12, 1, 2, 2), rows * 0, Draws((1, 2), rows, rows * 0), torch.ones(12, 1))
     passes = RowPasses()
     with pytest.warns(RowOrderWarning, match="in pieces of 2 units"):
-        passes.prepare("features", by_place, batch)
+        passes("features", by_place, batch, dry=True)
     # The first two rows of a piece are all of its rows.
     torch.testing.assert_close(passes("features", by_place, batch), batch.images.flatten(1).sum(1, keepdim=True))
 

@@ -14,7 +14,7 @@ from sfumato.methods import DPMERF
 from sfumato.methods.dp_vae import DPVAE
 from sfumato.privacy import Block, Budget, Curator, Ledger, Plan, PrivateRecords, Randomness, SubsampledGaussian
 from sfumato.privacy.events import Relation
-from sfumato.privacy.journal import Journal, LedgerDamaged
+from sfumato.privacy.ledger import Journal, LedgerDamaged
 from sfumato.release import Release
 
 COUNTS = SubsampledGaussian("counts", (Block("sum", 40.0, fixed=True),))

@@ -12,8 +12,7 @@ import torch
 from scipy import stats
 
 from sfumato.privacy import Randomness
-from sfumato.privacy.generators import chacha, philox, uniforms
-from sfumato.privacy.randomness import Draws
+from sfumato.privacy.randomness import Draws, chacha, philox, uniforms
 
 CPU = torch.device("cpu")
 

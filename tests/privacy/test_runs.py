@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from sfumato.methods.dp_merf import DPMERF
 from sfumato.methods.dp_realnvp import DPRealNVP
 from sfumato.privacy import Budget, BudgetExceeded, Curator, Ledger, LedgerBusy, NoGuarantee, Plan, RunRefused, Step
-from sfumato.privacy.gradients.group_terms import Grouped
+from sfumato.privacy.gradients.terms import Grouped
 from sfumato.privacy.interfaces import PublicInput
 from sfumato.privacy.mechanism import Query, add_noise
-from sfumato.privacy.withheld import PrivateRowsError
+from sfumato.privacy.step import PrivateRowsError
 from sfumato.release.release import Release
 from sfumato.training.checkpoint import FolderCheckpoint
 from sfumato.training.checkpoint import _read as read_saved

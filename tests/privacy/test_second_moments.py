@@ -15,7 +15,7 @@ from sfumato.privacy import Block, Budget, Curator, Ledger, Plan, Randomness, Su
 from sfumato.privacy.gradients.batch import Batch
 from sfumato.privacy.mechanism import Query
 from sfumato.privacy.randomness import Draws
-from sfumato.privacy.second_moments import clipped_moment_sum, half_vector, moment_spacing, symmetric
+from sfumato.privacy.sums import clipped_moment_sum, half_vector, moment_spacing, symmetric
 
 CLIP = 0.7
 

@@ -11,18 +11,18 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
 from sfumato.privacy import Block, Budget, BudgetExceeded, Ledger, SubsampledGaussian, selection
-from sfumato.privacy.accounting import epsilon, trade_off
-from sfumato.privacy.events import PrivateSelection, event_from_json, merged
-from sfumato.privacy.filter import filtered_epsilon
-from sfumato.privacy.renyi import ORDERS
-from sfumato.privacy.selection import (
-    calibrated_selection,
-    draw_trials,
+from sfumato.privacy.accounting import (
+    ORDERS,
+    composed,
+    epsilon,
     expected_trials,
-    gamma_for,
+    filtered_epsilon,
     selection_divergence,
     selection_epsilon,
+    trade_off,
 )
+from sfumato.privacy.events import PrivateSelection, event_from_json, merged
+from sfumato.privacy.selection import calibrated_selection, draw_trials, gamma_for
 
 TRAINING = SubsampledGaussian("training", (Block("gradient", 2.0),), sampling_rate=0.05, steps=200)
 COUNT = SubsampledGaussian("score", (Block("score", 20.0),))
@@ -96,7 +96,7 @@ def test_calibration_keeps_the_budget_and_uses_it() -> None:
 def test_noise_that_the_method_fixed_is_scaled_where_it_would_take_more_than_half() -> None:
     for share, scaled in ((0.4, False), (0.6, True), (1.5, True)):
         count = SubsampledGaussian("score", (Block("score", 20.0, fixed=True),))
-        taken = selection._composed([count], selection._REFERENCE_ORDER)
+        taken = composed([count], selection._REFERENCE_ORDER)
         assert selection._scaling((TRAINING, count), taken / share).with_fixed is scaled
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sfumato.data import PrivateImages
 from sfumato.methods.dp2_vae import DP2VAE
 from sfumato.privacy import Block, Budget, Curator, Ledger, Plan, PrivateState, Randomness, SubsampledGaussian
-from sfumato.privacy import state as states
+from sfumato.privacy import records as states
 from sfumato.privacy.accounting import epsilon, relation
 from sfumato.privacy.events import event_from_json
 from sfumato.privacy.gradients import UnsupportedModel

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import plain_loop
 from sfumato.privacy import Randomness
-from sfumato.privacy.gradients import Batch, Compressed, check, clipped_sum, loop
-from sfumato.privacy.gradients.per_class import PerClass
+from sfumato.privacy.gradients import Batch, Compressed, check, clipped_sum
+from sfumato.privacy.gradients.batch import PerClass
 
 
 def squares(model: nn.Module, images: Tensor, labels: Tensor, random: object) -> Tensor:
@@ -61,7 +62,7 @@ def test_the_plain_loop_agrees() -> None:
     for per_class in (False, True):
         model, whole = (PerClass([network(), network()]) if per_class else network()), batch()
         clip = Compressed(0.05, 0.3)
-        fast, plain = clipped_sum(model, squares, whole, clip), loop.clipped_sum(model, squares, whole, clip)
+        fast, plain = clipped_sum(model, squares, whole, clip), plain_loop.clipped_sum(model, squares, whole, clip)
         for name, values in plain.items():
             torch.testing.assert_close(fast[name], values, rtol=1e-4, atol=1e-7)
         check(model, squares, whole, clip)

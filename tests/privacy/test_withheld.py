@@ -11,9 +11,9 @@ from torch import Tensor
 
 from privacy.test_curator import collection, curator, train
 from sfumato.privacy import Budget, Randomness
-from sfumato.privacy import state as states
+from sfumato.privacy import records as states
 from sfumato.privacy.records import PrivateRecords
-from sfumato.privacy.withheld import PrivateRowsError
+from sfumato.privacy.step import PrivateRowsError
 
 
 def refuses(*_: Any, **__: Any) -> Any:

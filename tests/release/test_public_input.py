@@ -23,8 +23,7 @@ from sfumato.privacy import (
     RunRefused,
     SubsampledGaussian,
 )
-from sfumato.privacy.accounting import calibrate, epsilon
-from sfumato.privacy.filter import FILTER, filtered_epsilon
+from sfumato.privacy.accounting import FILTER, calibrate, epsilon, filtered_epsilon
 from sfumato.privacy.interfaces import PublicInput
 from sfumato.release.export import export
 from sfumato.release.public_input import read_public

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sfumato.privacy.gradients import PerClass, groups_of
-from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
+from sfumato.privacy.gradients.batch import NoisyGradient
 from sfumato.training.optimisation import FlatParameters
 
 CLIP = {"first": 1.0, "second": 2.0}

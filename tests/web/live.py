@@ -17,7 +17,7 @@ import uvicorn
 
 from sfumato.web.security import Access
 from sfumato.web.server import HOST, application, server_config
-from sfumato.web.workspace import Limits, Workspace
+from sfumato.web.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -76,23 +76,19 @@ class Live:
         body = urlencode({"csrf": self.csrf, **fields}).encode()
         return self.request("POST", path, body, {**own, **(headers or {})})
 
-    def upload(self, name: str, content: bytes, headers: Mapping[str, str] | None = None) -> Answer:
-        own = {"Origin": self.address, "X-CSRF-Token": self.csrf, "X-File-Name": name, **self.own_headers()}
-        return self.request("POST", "/upload", content, {**own, **(headers or {})})
-
     def files(self) -> dict[str, int]:
         """Everything below the root; of files also the time of the last change."""
         return {str(path): 0 if path.is_dir() else path.lstat().st_mtime_ns for path in self.root.rglob("*")}
 
 
 @contextlib.contextmanager
-def live(root: Path, *, limits: Limits | None = None) -> Iterator[Live]:
+def live(root: Path) -> Iterator[Live]:
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         listener.listen(256)
         port = listener.getsockname()[1]
         access = Access(port)
-        server = uvicorn.Server(server_config(application(Workspace.opened([root]), access, limits=limits)))
+        server = uvicorn.Server(server_config(application(Workspace.opened([root]), access)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not server.started:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -84,14 +82,12 @@ def write_digits(path: Path, count: int = 300) -> Path:
     return path
 
 
-def write_zip(path: Path, count: int, classes: Sequence[str]) -> Path:
+def write_classes(path: Path, count: int, classes: Sequence[str]) -> Path:
     """Drawn digits as PNG files, a folder for each class."""
-    drawn = draw_digits(count, seed=1)
-    with zipfile.ZipFile(path, "w") as archive:
-        for number, pixels in enumerate(drawn.pixels):
-            buffer = io.BytesIO()
-            Image.fromarray(pixels[0]).save(buffer, format="PNG")
-            archive.writestr(f"{classes[number % len(classes)]}/{number}.png", buffer.getvalue())
+    for number, pixels in enumerate(draw_digits(count, seed=1).pixels):
+        file = path / classes[number % len(classes)] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[0]).save(file)
     return path
 
 

@@ -36,7 +36,6 @@ def bad_request(draw: random.Random, server: Live) -> bytes:
                 f"DELETE /runs/x HTTP/1.1\r\n{host}{cookie}",
                 f"POST /collections HTTP/1.1\r\n{host}{cookie}{post}Content-Length: {len(body.encode())}\r\n\r\n{body}",
                 f"POST /collections HTTP/1.1\r\n{host}{cookie}Content-Length: 99999999999\r\n",
-                f"POST /upload HTTP/1.1\r\n{host}{cookie}Content-Length: 5\r\n\r\nPK\x03\x04x",
                 f"POST /jobs/x/stop HTTP/1.1\r\n{host}{cookie}Transfer-Encoding: chunked\r\n\r\nzz\r\n",
             ]
         ).encode()

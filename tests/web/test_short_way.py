@@ -1,4 +1,4 @@
-"""The short way in a real browser: bring a zip, see what is in it, plan, train, and see the public page."""
+"""The short way in a real browser: choose a folder, see what is in it, plan, train, and see the public page."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 
 from web.live import live
-from web.served import SMALL, chromium, write_zip
+from web.served import SMALL, choose, chromium, write_classes
 
 CLASSES = ("<img src=x onerror=alert(1)>", "two")
 
 pytestmark = pytest.mark.long
 
 
-def test_from_a_zip_to_a_public_page(tmp_path: Path) -> None:
+def test_from_a_folder_to_a_public_page(tmp_path: Path) -> None:
     """One of the class names is an attack; it is shown as text and nothing runs."""
-    (tmp_path / "root").mkdir()
-    archive = write_zip(tmp_path / "digits.zip", 120, CLASSES)
+    write_classes(tmp_path / "root" / "digits", 120, CLASSES)
     with live(tmp_path / "root") as server, chromium() as browser:
         page = browser.new_page()
         page.set_default_timeout(600_000)
@@ -27,10 +26,7 @@ def test_from_a_zip_to_a_public_page(tmp_path: Path) -> None:
         page.on("dialog", lambda dialog: problems.append(dialog.message))
         page.goto(server.entrance)
         assert page.url == f"{server.address}/"
-        page.goto(f"{server.address}/browse")
-        page.get_by_label("A zip").set_input_files(archive)
-        page.get_by_role("button", name="Unpack and inspect").click()
-        page.wait_for_url("**/collections/*")
+        choose(page, "digits")
         page.get_by_text("2 classes").click()
         assert CLASSES[0] in page.locator("table.short").inner_text()
         assert "INSIDE ONLY" in page.locator(".banner").inner_text()

@@ -23,18 +23,12 @@ if TYPE_CHECKING:
 
 
 def evaluate_command(
-    synthetic: Annotated[
-        list[Path],
-        typer.Argument(help="What 'sample' wrote, or any images. Several: independent trainings of one generator."),
-    ],
+    synthetic: Annotated[Path, typer.Argument(help="What 'sample' wrote, or any images.")],
     *,
     real: Annotated[Path, typer.Option(help="The real data; its training part, and its test part if it has one.")],
     real_test: Annotated[Path | None, typer.Option(help="The real test images, if they are elsewhere.")] = None,
     held_out: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Test on what this run held out by 'train --hold-out'.")
-    ] = None,
-    public: Annotated[
-        Path | None, typer.Option(help="Count real training images that are also in this collection, which is public.")
     ] = None,
     reading: ReadingOptions,
     protocol: Annotated[str, typer.Option(help="sinkhorn, dppm or dpdm.")] = "sinkhorn",
@@ -68,26 +62,25 @@ def evaluate_command(
     """Evaluate synthetic images by a published protocol, beside baselines measured in the same run. NOT PRIVATE."""
     from sfumato.evaluation.evaluate import evaluate
     from sfumato.evaluation.features import default_folder
-    from sfumato.evaluation.private_views import shared_images, write_side_by_side
+    from sfumato.evaluation.private_views import write_side_by_side
     from sfumato.evaluation.protocols import protocol_named
 
     chosen = protocol_named(protocol)
     device = device_named(device)
     if device == "cpu" and (seeds is None or inception is None):
         remark("On a CPU by default: one training of each classifier, no FID. --seeds 5 --inception measures all.")
-    seeds = seeds or (1 if device == "cpu" and len(synthetic) == 1 else max(5, len(synthetic)))
+    seeds = seeds or (1 if device == "cpu" else 5)
     if inception is None:
         inception = device != "cpu" or feature_images is not None
     # Synthetic images are public: errors may name their files, and their labels may be looked up.
     into = None if run is None else _internal_folder(run)
     with ProgressBar() as bar:
         bar.report("reading the images", 0, 0)
-        sets = [_synthetic(path, reading) for path in synthetic]
-        alike = _like(sets[0], reading)
+        drawn = _synthetic(synthetic, reading)
+        alike = _like(drawn, reading)
         train, test = _real_images(real, real_test, held_out, alike, bar)
-        shared = None if public is None else shared_images(train.pixels, _read(public, alike).pixels)
         result = evaluate(
-            sets,
+            drawn,
             train,
             test,
             protocol=chosen,
@@ -106,12 +99,10 @@ def evaluate_command(
     if json_file is not None:
         write_json(json_file, result.to_json(), private=True)
     if neighbours is not None:
-        _write_neighbours(neighbours, sets[0], train, test, device)
+        _write_neighbours(neighbours, drawn, train, test, device)
     if side_by_side is not None:
-        write_side_by_side(side_by_side, sets[0], train)
+        write_side_by_side(side_by_side, drawn, train)
     print_result(result)
-    if shared is not None:
-        say(f"real training images that are also in the public collection, pixel by pixel (internal): {shared:,}")
     if into is not None:
         say(f"Written: {into}; 'sfumato report {run}' makes the pages")
 

@@ -48,8 +48,6 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "cache": cache,
     "web": web,
 }
-_DIVIDED = ("train", "sample")
-"""Commands that divide their work over the processes of torchrun; any other would do all of it in each process."""
 _GROUPS = {"audit": audit_app, "reproduce": reproduce_app, "experiment": experiment_app}
 
 for _name, _function in _COMMANDS.items():
@@ -85,10 +83,9 @@ def _options(
 ) -> None:
     """Learn from a private image collection and release a synthetic one, with an (ε, δ) that can be checked."""
     command = context.invoked_subcommand
-    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE") != "1" and command not in _DIVIDED:
-        raise ValueError(
-            f"torchrun: {', '.join(_DIVIDED)} run in several processes; start 'sfumato {command}' without it"
-        )
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE") != "1" and command != "train":
+        # Any other would do all of its work in each process.
+        raise ValueError(f"torchrun: only 'train' runs in several processes; start 'sfumato {command}' without it")
 
 
 def main() -> None:
@@ -134,7 +131,7 @@ def _is_expected(error: Exception) -> bool:
     from sfumato.privacy import BudgetExceeded, LedgerBusy, LedgerDamaged, RunRefused
     from sfumato.privacy.curator import AnswerLost
     from sfumato.privacy.distributed import RankLost
-    from sfumato.privacy.withheld import PrivateRowsError
+    from sfumato.privacy.step import PrivateRowsError
 
     refusals = BudgetExceeded | LedgerBusy | LedgerDamaged | RunRefused | AnswerLost
     return isinstance(error, refusals | RankLost | PrivateRowsError)

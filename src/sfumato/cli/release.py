@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato.cli.console import ProgressBar, console, errors, print_json, say, use_quiet
-from sfumato.cli.options import AllowCustom, Json, ReleasePath, device_named
+from sfumato.cli.console import console, errors, print_json, say
+from sfumato.cli.options import AllowCustom, Json, ReleasePath
 from sfumato.files import private_folder, write_file
 from sfumato.options import label_set
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def sample(
-    context: typer.Context,
     release: ReleasePath,
     *,
     count: Annotated[int, typer.Option(min=1, help="How many images.")] = 1000,
@@ -31,18 +30,12 @@ def sample(
     ] = False,
     allow_custom: AllowCustom = False,
 ) -> None:
-    """Draw labelled images from a release. Costs no privacy: no private data is read.
-
-    Under torchrun every process draws its part and writes a parquet file of its own.
-    """
+    """Draw labelled images from a release. Costs no privacy: no private data is read."""
     import numpy as np
 
     from sfumato.methods.registry import load
-    from sfumato.release.export import export, export_shards
-    from sfumato.training.distributed import process_group
+    from sfumato.release.export import export
 
-    world, device = context.with_resource(process_group(device_named("auto")))
-    use_quiet(not world.first)
     found = load(release, allow_custom=allow_custom)
     wanted = None
     if labels is not None:
@@ -52,27 +45,8 @@ def sample(
         if unknown:
             raise ValueError(f"--labels: no class {unknown[0]!r}; the release has {', '.join(found.classes)}")
         wanted = np.array([found.classes.index(name) for name in names])[np.arange(count) % len(names)]
-    if world.size > 1:
-        if format != "parquet":
-            raise ValueError("several processes write parquet files: add --format parquet")
-        with ProgressBar() as bar:
-            written = export_shards(
-                found,
-                count,
-                out,
-                world,
-                labels=wanted,
-                proportions=proportions,
-                seed=seed,
-                device=device,
-                allow_no_guarantee=allow_no_guarantee,
-                progress=bar.report,
-            )
-        if not world.first:
-            return
-    else:
-        drawn = found.sample(count, labels=wanted, proportions=proportions, seed=seed)
-        written = export(drawn, out, format=format, allow_no_guarantee=allow_no_guarantee)  # type: ignore[arg-type]
+    drawn = found.sample(count, labels=wanted, proportions=proportions, seed=seed)
+    written = export(drawn, out, format=format, allow_no_guarantee=allow_no_guarantee)  # type: ignore[arg-type]
     say(found.card.explained)
     say(f"Written: {count} images to {written}")
     if (written / "samples.png").exists():

@@ -190,7 +190,7 @@ def train(
     from sfumato.data import PrivateImages
     from sfumato.data.holdout import HoldOut
     from sfumato.planning.plan import too_few_counted
-    from sfumato.training.distributed import process_group
+    from sfumato.training.distributed import in_turn, process_group
     from sfumato.training.run import Run, RunOptions, train_run
 
     check_order(data, second)
@@ -212,7 +212,7 @@ def train(
     # With one of these options the plan is another one, which the Curator checks.
     other = resume or time_limit is not None or release_accuracy is not None
     world.from_first(lambda: run.check(resume=resume, plan=None if other else planned))
-    images = world.in_turn(lambda: read_with_progress(data, reading))
+    images = in_turn(world, lambda: read_with_progress(data, reading))
     persons = images.persons is not None
     if persons != reading.names_persons:
         # The collection names persons by itself, and the unit follows from that where none was given.

@@ -35,7 +35,6 @@ from sfumato.evaluation.results import (
     Measurement,
     MemorisationSummary,
 )
-from sfumato.release.card import Guarantee
 from sfumato.release.synthetic import SyntheticImages
 
 CPU_FEATURE_IMAGES = 1000
@@ -43,7 +42,7 @@ MEMORISATION_IMAGES = 2000
 
 
 def evaluate(
-    synthetic: AnyImages | Sequence[AnyImages],
+    synthetic: AnyImages,
     real_train: Images,
     real_test: Images,
     *,
@@ -63,8 +62,7 @@ def evaluate(
 
     Args:
         synthetic: What ``release.sample`` returned; its card's guarantee is repeated with every value. ``Images`` come
-            without a guarantee. One set is evaluated with one classifier for each seed. Several sets are taken as
-            independent trainings of one generator and get one classifier each, as the ``sinkhorn`` papers do it.
+            without a guarantee.
         real_train: The images that the generator was trained on.
         real_test: Real images that it was not trained on.
         protocol: The name of a protocol, or one of your own.
@@ -85,16 +83,17 @@ def evaluate(
     """
     chosen = protocol_named(protocol) if isinstance(protocol, str) else protocol
     device = torch.device(device)
-    given = [synthetic] if isinstance(synthetic, Images | SyntheticImages) else list(synthetic)
-    seeds = _seeds(seeds, len(given))
-    sets = _image_sets(given, real_train, real_test)
+    if not seeds:
+        raise ValueError("an evaluation needs at least one seed")
+    sets = _image_sets(synthetic, real_train, real_test)
     limit = CPU_FEATURE_IMAGES if feature_images is None and device.type == "cpu" else feature_images
     rows = evaluation_rows(
         chosen, sets.synthetic, sets.train, sets.test, classes=len(sets.classes), feature_images=limit
     )
     measured_rows = [row for row in (rows if baselines else rows[:1]) if only in (None, row.name)]
     overall = _Overall(progress, found)
-    measuring = Measuring(chosen.name, data, sets.classes, _guarantee(given))
+    guarantee = synthetic.card.summary() if isinstance(synthetic, SyntheticImages) else None
+    measuring = Measuring(chosen.name, data, sets.classes, guarantee)
     accuracy = AccuracyMeasure(
         chosen,
         measuring,
@@ -115,14 +114,14 @@ def evaluate(
         data=data,
         classes=sets.classes,
         shape=sets.train.pixels.shape[1:],
-        counts=ImageCounts(tuple(len(part) for part in sets.synthetic), len(sets.train), len(sets.test), limit),
-        seeds=tuple(seeds),
+        counts=ImageCounts((len(sets.synthetic),), len(sets.train), len(sets.test), limit),
+        seeds=tuple(map(int, seeds)),
         device=str(device),
         versions=_versions(),
         guarantee=measuring.guarantee,
         measurements=tuple(measured),
         left_out=_left_out(len(sets.classes), baselines and only is None, with_inception),
-        memorisation=_memorisation(sets.synthetic[0], sets.train, sets.test, device),
+        memorisation=_memorisation(sets.synthetic, sets.train, sets.test, device),
     )
 
 
@@ -131,20 +130,17 @@ class _ImageSets:
     """All images of an evaluation, with one label set."""
 
     classes: tuple[str, ...]
-    synthetic: tuple[LabelledImages, ...]
+    synthetic: LabelledImages
     train: LabelledImages
     test: LabelledImages
 
 
-def _image_sets(given: Sequence[AnyImages], real_train: Images, real_test: Images) -> _ImageSets:
+def _image_sets(synthetic: AnyImages, real_train: Images, real_test: Images) -> _ImageSets:
     classes, shape = tuple(real_train.classes), real_train.pixels.shape[1:]
     train = aligned(real_train, classes, shape, name="real training")
     test = aligned(real_test, classes, shape, name="real test")
     check_disjoint(real_train, real_test)
-    sets = tuple(aligned(images, classes, shape, name="synthetic") for images in given)
-    if len({len(part) for part in sets}) > 1:
-        raise ValueError(f"several synthetic sets must be equally large, not {[len(part) for part in sets]} images")
-    return _ImageSets(classes, sets, train, test)
+    return _ImageSets(classes, aligned(synthetic, classes, shape, name="synthetic"), train, test)
 
 
 class _Overall:
@@ -192,7 +188,7 @@ def _measurements(
 
     def distances_of(distances: DistanceMeasure) -> Iterator[Measurement]:
         for row in rows:
-            overall.begin(2 + len(sets.synthetic))
+            overall.begin(3)
             found = distances.measure(row)
             overall.end(found)
             yield from found
@@ -216,7 +212,7 @@ def _accuracies(accuracy: AccuracyMeasure, rows: Sequence[Row], overall: _Overal
     measured: list[Measurement] = []
     agreement: list[Measurement] = []
     for row in rows:
-        overall.begin(accuracy.trainings(row))
+        overall.begin(accuracy.trainings())
         found, classifier = accuracy.measure(row)
         overall.end(found)
         measured += found
@@ -241,24 +237,6 @@ def _left_out(classes: int, baselines: bool, with_inception: bool) -> tuple[Left
     if not with_inception:
         found.append(LeftOut("fid, kid", "the Inception network was not asked for"))
     return tuple(found)
-
-
-def _guarantee(sets: Sequence[AnyImages]) -> Guarantee | None:
-    """What the cards state: one status, δ and unit for all sets, and the largest ε."""
-    found = [part.card.summary() for part in sets if isinstance(part, SyntheticImages)]
-    if not found:
-        return None
-    if len(found) < len(sets) or len({(one.status, one.delta, one.unit) for one in found}) > 1:
-        raise ValueError("several synthetic sets must all carry a card with one status, delta and unit")
-    return max(found, key=lambda one: one.epsilon or 0.0)
-
-
-def _seeds(seeds: Sequence[int], sets: int) -> list[int]:
-    if not seeds or not sets:
-        raise ValueError("an evaluation needs at least one synthetic set and one seed")
-    if sets > 1 and len(seeds) < sets:
-        raise ValueError(f"{sets} synthetic sets need as many seeds, one for each classifier; {len(seeds)} were given")
-    return [int(seed) for seed in (seeds[:sets] if sets > 1 else seeds)]
 
 
 def _versions() -> dict[str, str]:

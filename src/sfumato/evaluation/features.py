@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
@@ -67,7 +66,9 @@ def extract(
     batch = batch or usual_batch(device)
     features = torch.zeros(len(pixels), network.dimension, device=device)
     for start in range(0, len(pixels), batch):
-        features[start : start + batch] = features_of(network, pixels[start : start + batch], device)
+        with torch.inference_mode(), full_precision():
+            part = torch.tensor(np.asarray(pixels[start : start + batch]), device=device)
+            features[start : start + batch] = network.module.to(device)(part).float()
         progress(network.task, min(start + batch, len(pixels)), len(pixels))
     return features
 
@@ -75,13 +76,6 @@ def extract(
 def usual_batch(device: torch.device) -> int:
     """Images that go through a network together."""
     return 512 if device.type == "cuda" else 32
-
-
-def features_of(network: FeatureNetwork, pixels: np.ndarray, device: torch.device) -> Tensor:
-    """Features of one batch, in this process."""
-    with torch.inference_mode(), full_precision():
-        features: Tensor = network.module.to(device)(torch.tensor(np.asarray(pixels), device=device)).float()
-        return features
 
 
 @contextmanager
@@ -253,15 +247,28 @@ class FeatureStatistics:
 
 
 def statistics(features: Tensor) -> FeatureStatistics:
-    """Mean and covariance in float64, the covariance divided by N − 1."""
-    if len(features) < 2:
+    """Of these features ``[N, dimension]``."""
+    return _joined(iter(features.split(8 * _CHUNK)))
+
+
+def _joined(parts: Iterator[Tensor]) -> FeatureStatistics:
+    """Mean and covariance in float64 (divided by N − 1), of parts that come one after another (Chan et al., 1983)."""
+    count, kept = 0, []
+    for part in parts:
+        own = part.mean(dim=0, dtype=torch.float64)
+        centred = part.double() - own
+        if not count:
+            mean, scatter = torch.zeros_like(own), torch.zeros_like(own.outer(own))
+        if count < ROWS_KEPT:
+            kept.append(part[: ROWS_KEPT - count])
+        offset, total = own - mean, count + len(part)
+        mean += offset * (len(part) / total)
+        scatter += centred.T @ centred
+        scatter.addr_(offset, offset, alpha=count * len(part) / total)
+        count = total
+    if count < 2:
         raise ValueError("a covariance needs at least two images")
-    mean = features.mean(dim=0, dtype=torch.float64)
-    covariance = torch.zeros(len(mean), len(mean), dtype=torch.float64, device=features.device)
-    for part in features.split(8 * _CHUNK):
-        centred = part.double() - mean
-        covariance += centred.T @ centred
-    return FeatureStatistics(len(features), mean, covariance / (len(features) - 1), features[:ROWS_KEPT])
+    return FeatureStatistics(count, mean, scatter / (count - 1), torch.cat(kept))
 
 
 def frechet_distance(first: FeatureStatistics, second: FeatureStatistics) -> float:
@@ -368,38 +375,6 @@ _BATCHES = 16
 """Batches of which the features are held at a time."""
 
 
-@dataclass
-class RunningStatistics:
-    """Number, mean and scatter matrix (the sum of outer products about the mean) of the rows so far, in float64."""
-
-    count: int
-    mean: Tensor
-    scatter: Tensor
-
-    @classmethod
-    def empty(cls, dimension: int, device: torch.device) -> Self:
-        """The statistics of no rows."""
-        zeros = torch.zeros(dimension, dimension, dtype=torch.float64, device=device)
-        return cls(0, zeros[0].clone(), zeros)
-
-    @classmethod
-    def of(cls, rows: Tensor) -> Self:
-        mean = rows.mean(dim=0, dtype=torch.float64)
-        centred = rows.double() - mean
-        return cls(len(rows), mean, centred.T @ centred)
-
-    def add(self, other: RunningStatistics) -> None:
-        """Join the statistics of other rows (Chan, Golub and LeVeque, 1983)."""
-        if not other.count:
-            return
-        count = self.count + other.count
-        offset = other.mean - self.mean
-        self.mean += offset * (other.count / count)
-        self.scatter += other.scatter
-        self.scatter.addr_(offset, offset, alpha=self.count * other.count / count)
-        self.count = count
-
-
 def feature_statistics(
     network: FeatureNetwork,
     pixels: np.ndarray,
@@ -408,18 +383,15 @@ def feature_statistics(
     progress: Progress = silent,
 ) -> FeatureStatistics:
     """Statistics of the features of these images, of which a few batches are held at a time."""
-    device, count, kept = torch.device(device), len(pixels), ROWS_KEPT
-    if count <= kept:
-        return statistics(extract(network, pixels, device=device, progress=progress))
-    rows = torch.zeros(kept, network.dimension, device=device)
-    total, batch = RunningStatistics.empty(network.dimension, device), usual_batch(device)
-    for start in range(0, count, _BATCHES * batch):
-        starts = range(start, min(start + _BATCHES * batch, count), batch)
-        features = torch.cat([features_of(network, pixels[at : at + batch], device) for at in starts])
-        total.add(RunningStatistics.of(features))
-        rows[start : start + len(features)] = features[: max(0, kept - start)]
-        progress(network.task, start + len(features), count)
-    return FeatureStatistics(count, total.mean, total.scatter / (count - 1), rows)
+    device = torch.device(device)
+    together = _BATCHES * usual_batch(device)
+
+    def parts() -> Iterator[Tensor]:
+        for start in range(0, len(pixels), together):
+            yield extract(network, pixels[start : start + together], device=device)
+            progress(network.task, min(start + together, len(pixels)), len(pixels))
+
+    return _joined(parts())
 
 
 def default_folder() -> Path:

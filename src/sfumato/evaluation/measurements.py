@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from sfumato.evaluation.classifiers import (
 from sfumato.evaluation.features import (
     FeatureNetwork,
     FeatureStatistics,
-    Manifold,
     cached_statistics,
     content_key,
     frechet_distance,
@@ -165,21 +164,15 @@ class Measuring:
 
 @dataclass(frozen=True)
 class Part:
-    """Images and what a result says about them; several sets are independent trainings of one generator."""
+    """Images and what a result says about them."""
 
-    sets: tuple[LabelledImages, ...]
+    images: LabelledImages
     described: ImageSet
 
     @classmethod
-    def of(cls, data: str, split: str | None, *sets: LabelledImages) -> Part:
-        """Equally large sets under one description."""
-        return cls(sets, ImageSet(data, split, len(sets[0])))
-
-    @property
-    def only(self) -> LabelledImages:
-        """The one set of a part that has no repetitions."""
-        (one,) = self.sets
-        return one
+    def of(cls, data: str, split: str | None, images: LabelledImages) -> Part:
+        """Images under a description."""
+        return cls(images, ImageSet(data, split, len(images)))
 
 
 @dataclass(frozen=True)
@@ -199,7 +192,7 @@ class Row:
 
 def evaluation_rows(
     protocol: Protocol,
-    sets: tuple[LabelledImages, ...],
+    synthetic: LabelledImages,
     train: LabelledImages,
     test: LabelledImages,
     *,
@@ -207,7 +200,7 @@ def evaluation_rows(
     feature_images: int | None,
 ) -> list[Row]:
     """The synthetic row first; baselines use as many real or noise images as there are synthetic ones."""
-    size = len(sets[0])
+    size = len(synthetic)
     other = "train" if protocol.reference == "test" else "test"
     splits = {"train": train.first(feature_images), "test": test.first(feature_images)}
     tested = Part.of("real", "test", test)
@@ -218,9 +211,9 @@ def evaluation_rows(
     return [
         Row(
             SYNTHETIC,
-            Part.of("synthetic", None, *sets),
+            Part.of("synthetic", None, synthetic),
             tested,
-            Part.of("synthetic", None, *(part.first(feature_images) for part in sets)),
+            Part.of("synthetic", None, synthetic.first(feature_images)),
             reference,
         ),
         # The distance of a set from itself says nothing: the split that is not the reference is compared.
@@ -278,41 +271,40 @@ class AccuracyMeasure:
 
     def agreement(self, classifier: TrainedClassifier, synthetic: Row, real: Row) -> Measurement:
         """How often a classifier that was trained on real data predicts the label a synthetic image was made for."""
-        found = [self._score(classifier, part) for part in synthetic.train.sets]
+        found = self._score(classifier, synthetic.train.images)
         return self.measuring.measurement(
             "label_agreement",
-            [one.overall for one in found],
+            [found.overall],
             row=synthetic.name,
             classifier=classifier.name,
             candidate=synthetic.train.described,
             reference=real.train.described,
             seeds=self.seeds[:1],
             std_over="generators",
-            per_class=class_accuracies(found, self.measuring.classes),
+            per_class=class_accuracies([found], self.measuring.classes),
         )
 
-    def trainings(self, row: Row) -> int:
-        return sum(len(self._seeds(spec, row)) for spec in self.protocol.classifiers)
+    def trainings(self) -> int:
+        return sum(len(self._seeds(spec)) for spec in self.protocol.classifiers)
 
     def _scores(self, row: Row) -> list[_Scores]:
         found = []
         for spec in self.protocol.classifiers:
-            seeds = self._seeds(spec, row)
-            own = tuple(self._trained(spec, row.train, place, seed) for place, seed in enumerate(seeds))
-            accuracies = tuple(self._score(one, row.test.only) for one in own)
+            seeds = self._seeds(spec)
+            own = tuple(self._trained(spec, row.train, seed) for seed in seeds)
+            accuracies = tuple(self._score(one, row.test.images) for one in own)
             found.append(_Scores(spec, seeds, own, accuracies))
         return found
 
-    def _seeds(self, spec: ClassifierSpec, row: Row) -> tuple[int, ...]:
-        # Logistic regression has no randomness: on one set another seed would only repeat it.
-        return self.seeds[:1] if spec.network is None and len(row.train.sets) == 1 else self.seeds
+    def _seeds(self, spec: ClassifierSpec) -> tuple[int, ...]:
+        # Logistic regression has no randomness: another seed would only repeat it.
+        return self.seeds[:1] if spec.network is None else self.seeds
 
-    def _trained(self, spec: ClassifierSpec, train: Part, place: int, seed: int) -> TrainedClassifier:
-        part = train.sets[place if len(train.sets) > 1 else 0]
+    def _trained(self, spec: ClassifierSpec, train: Part, seed: int) -> TrainedClassifier:
         return train_classifier(
             spec,
-            part.pixels,
-            part.labels,
+            train.images.pixels,
+            train.images.labels,
             classes=len(self.measuring.classes),
             seed=seed,
             device=self.device,
@@ -324,8 +316,6 @@ class AccuracyMeasure:
 
     def _accuracy(self, scores: _Scores, row: Row) -> Measurement:
         spec, seeds = scores.spec, scores.seeds
-        several = len(row.train.sets) > 1
-        repeated = "generators, one classifier each" if several else "classifier seeds"
         return self.measuring.measurement(
             "accuracy",
             [one.overall for one in scores.accuracies],
@@ -334,7 +324,7 @@ class AccuracyMeasure:
             candidate=row.train.described,
             reference=row.test.described,
             seeds=seeds,
-            std_over="nothing: the classifier has no randomness" if len(seeds) < len(self.seeds) else repeated,
+            std_over="classifier seeds" if spec.network else "nothing: the classifier has no randomness",
             per_class=class_accuracies(scores.accuracies, self.measuring.classes),
             settings={
                 "epochs": spec.epochs,
@@ -372,13 +362,19 @@ class DistanceMeasure:
     def measure(self, row: Row) -> list[Measurement]:
         # Statistics of synthetic images are not kept in the cache: a next training has other images.
         keep = row.name != SYNTHETIC
-        reference = self._statistics(row.reference.only, row.name, keep=True)
-        candidates = [self._statistics(part, row.name, keep=keep) for part in row.compared.sets]
+        reference = self._statistics(row.reference.images, row.name, keep=True)
+        candidate = self._statistics(row.compared.images, row.name, keep=keep)
         self.progress(f"{row.name}: distances", 0, 1)
-        measured = [self._frechet(row, reference, candidates)]
+        name = "fid" if self.identity.published else "frechet_distance"
+        measured = [self._measured(name, frechet_distance(reference, candidate), row)]
         if self.identity.published:
-            measured.append(self._kernel(row, reference, candidates))
-        measured += self._manifold(row, reference, candidates)
+            mean, deviation, size = kernel_distance(reference, candidate, subsets=SUBSETS)
+            # As papers print it, KID's deviation is the one over its subsets.
+            how = {"subsets": SUBSETS, "subset_size": size, "subset_std": deviation}
+            measured.append(self._measured("kid", mean, row, how, std=deviation))
+        found = manifold(reference.rows, candidate.rows, neighbours=NEIGHBOURS)
+        settings = {"neighbours": NEIGHBOURS, "rows": [len(reference.rows), len(candidate.rows)]}
+        measured += [self._measured(metric, value, row, settings) for metric, value in asdict(found).items()]
         self.progress(f"{row.name}: distances", 1, 1)
         return measured
 
@@ -394,48 +390,18 @@ class DistanceMeasure:
             )
         return self._known[key]
 
-    def _frechet(self, row: Row, reference: FeatureStatistics, candidates: Sequence[FeatureStatistics]) -> Measurement:
-        distances = [frechet_distance(reference, candidate) for candidate in candidates]
-        return self._measured("fid" if self.identity.published else "frechet_distance", distances, row)
-
-    def _kernel(self, row: Row, reference: FeatureStatistics, candidates: Sequence[FeatureStatistics]) -> Measurement:
-        found = [kernel_distance(reference, candidate, subsets=SUBSETS) for candidate in candidates]
-        _, deviation, size = found[0]
-        one = len(found) == 1
-        return self.measuring.measurement(
-            "kid",
-            [mean for mean, _, _ in found],
-            row=row.name,
-            candidate=row.compared.described,
-            reference=row.reference.described,
-            features=self.identity,
-            seeds=[0],
-            # The deviation of one set's KID is the one over its subsets, as papers print it.
-            std=deviation if one else None,
-            std_over="subsets" if one else "generators",
-            settings={"subsets": SUBSETS, "subset_size": size, "subset_std": deviation},
-        )
-
-    def _manifold(
-        self, row: Row, reference: FeatureStatistics, candidates: Sequence[FeatureStatistics]
-    ) -> Iterator[Measurement]:
-        found = [manifold(reference.rows, candidate.rows, neighbours=NEIGHBOURS) for candidate in candidates]
-        settings = {"neighbours": NEIGHBOURS, "rows": [len(reference.rows), len(candidates[0].rows)]}
-        for field in fields(Manifold):
-            values = [float(getattr(one, field.name)) for one in found]
-            yield self._measured(field.name, values, row, settings)
-
     def _measured(
-        self, metric: str, values: Sequence[float], row: Row, settings: dict[str, object] | None = None
+        self, metric: str, value: float, row: Row, settings: dict[str, Any] | None = None, *, std: float | None = None
     ) -> Measurement:
         return self.measuring.measurement(
             metric,
-            values,
+            [value],
             row=row.name,
             candidate=row.compared.described,
             reference=row.reference.described,
             features=self.identity,
             seeds=[],
-            std_over="generators",
+            std=std,
+            std_over="generators" if std is None else "subsets",
             settings=settings,
         )

@@ -43,12 +43,6 @@ class Neighbours:
         )
 
 
-def shared_images(private: np.ndarray, public: np.ndarray) -> int:
-    """How many private images are also in a public collection, pixel by pixel; both are uint8 ``[N, C, H, W]``."""
-    known = {image.tobytes() for image in public}
-    return sum(image.tobytes() in known for image in private)
-
-
 def nearest_neighbours(
     synthetic: np.ndarray, real_train: np.ndarray, real_test: np.ndarray, *, device: str | torch.device = "cpu"
 ) -> Neighbours:

@@ -25,7 +25,7 @@ from sfumato.networks.vae import (
 )
 from sfumato.privacy import Block, Counts, Curator, NoisyGradient, Step, SubsampledGaussian
 from sfumato.privacy.gradients import Loss
-from sfumato.privacy.gradients.group_terms import Coupled, Grouped
+from sfumato.privacy.gradients.terms import Coupled, Grouped
 from sfumato.privacy.randomness import Draws
 
 _COUNTS = "label counts"

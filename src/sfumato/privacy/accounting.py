@@ -4,6 +4,17 @@
 bounds for adaptive composition of Poisson-subsampled Gaussians when one unit is added or removed. With sharded queries
 the whole composition is evaluated under replace-one, for which the PLD alone is used. Where δ is so small that rounding
 could hide it from the PLD, about 1e-9, Rényi DP alone decides.
+
+The accountants compose mechanisms that were fixed in advance. A person who reads one release before planning the next
+run chooses adaptively, and then the limit needs a filter. Two cases are sound:
+
+1. Everything on the ledger belongs to one run. Its plan was fixed before the data was touched, so that the accountant's
+   tight ε holds.
+2. Otherwise the Rényi filter of Feldman and Zrnic (2021) applies: at one order α, fixed when the ledger is created, the
+   Rényi divergences of all charges add up whatever the choices were, and ε follows from the sum.
+
+The plan of the first run decides which case applies, and it is chosen without the data: if it exceeds the filter's
+limit, no second run is accepted, whether the first one asked all of its queries or was stopped.
 """
 
 from __future__ import annotations
@@ -15,6 +26,8 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -23,11 +36,91 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.pld.pld_pmf import PLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism, identity
 from dp_accounting.rdp import RdpAccountant
+from scipy.special import gammaln, logsumexp
 
-from sfumato.privacy.budget import Budget, BudgetExceeded
+from sfumato.privacy.budget import AnyBudget, Budget, BudgetExceeded
 from sfumato.privacy.events import Block, Event, PrivateSelection, RawAccess, Relation, SubsampledGaussian, merged
-from sfumato.privacy.renyi import ORDERS, converted, delta_of, divergence
-from sfumato.privacy.selection import selection_divergence
+from sfumato.tables import aligned
+
+ORDERS = range(2, 257)
+
+
+def converted(divergence: float, order: int, delta: float) -> float:
+    """The ε at δ of a mechanism with this Rényi divergence.
+
+    Guarantee. The mechanism is (ε, δ)-private for this ε (Canonne, Kamath and Steinke, 2020, proposition 12).
+    """
+    return divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+
+
+def delta_of(divergence: float, order: int, epsilon: float) -> float:
+    """The δ at ε of a mechanism with this Rényi divergence: ``converted``, solved for δ."""
+    if not math.isfinite(divergence):
+        return 1.0
+    exponent = (order - 1) * (divergence + math.log1p(-1 / order) - epsilon) - math.log(order)
+    return math.exp(min(0.0, exponent))
+
+
+def divergence(event: SubsampledGaussian, kind: Relation, order: int) -> float:
+    """The Rényi divergence of one step, at a whole-number order, between neighbouring collections.
+
+    Guarantee. It is at least the divergence of the step's answers on any two neighbours, in either direction.
+
+    Adding or removing: the binomial sum of Mironov, Talwar and Zhang (2019). Replacing: the two mixtures share their
+    part of weight 1 − q, and exp((α − 1)·D) is jointly convex, hence log(1 + q·(exp((α − 1)·D') − 1)) / (α − 1) with D'
+    the divergence of two Gaussians that are two clip norms apart.
+    """
+    rate, noise = event.sampling_rate, event.noise_multiplier
+    far = event.sensitivity(kind)
+    whole = order * (order - 1) * far**2 / (2 * noise**2)
+    if rate == 1:
+        return whole / (order - 1)
+    if kind is Relation.REPLACE:
+        return float(logsumexp([math.log1p(-rate), math.log(rate) + whole])) / (order - 1)
+    k = np.arange(order + 1)
+    binomial = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
+    weights = binomial + (order - k) * math.log1p(-rate) + k * math.log(rate)
+    return max(0.0, float(logsumexp(weights + k * (k - 1) * far**2 / (2 * noise**2))) / (order - 1))
+
+
+def expected_trials(shape: float, gamma: float) -> float:
+    """E[K] of the truncated negative binomial distribution.
+
+    >>> round(expected_trials(1.0, 0.25), 6)
+    4.0
+    """
+    if shape == 0:
+        return (1 / gamma - 1) / math.log(1 / gamma)
+    return shape * (1 - gamma) / (gamma * (1 - gamma**shape))
+
+
+def selection_divergence(event: PrivateSelection, order: int) -> float:
+    """The Rényi divergence of a selection at ``order``, with the best λ'.
+
+    Guarantee. It bounds that of the released trial, whatever the number of trials was (Papernot and Steinke, 2022).
+    """
+    trial = _trial_divergences(event.candidates)
+    more, tail = 1 + event.shape, math.log(1 / event.gamma)
+    second = min((1 - 1 / other) * trial[other] + tail / other for other in ORDERS)
+    repeated = math.log(expected_trials(event.shape, event.gamma)) / (order - 1)
+    return trial[order] + more * second + repeated
+
+
+@lru_cache(maxsize=64)
+def _trial_divergences(candidates: tuple[tuple[SubsampledGaussian, ...], ...]) -> dict[int, float]:
+    """The largest divergence of a candidate's composed queries, at every order."""
+    return {order: max(composed(events, order) for events in candidates) for order in ORDERS}
+
+
+def composed(events: Sequence[SubsampledGaussian], order: int) -> float:
+    """The Rényi divergence of all steps of these events, whatever the earlier answers were."""
+    return sum(event.steps * divergence(event, Relation.ADD_OR_REMOVE, order) for event in events)
+
+
+def selection_epsilon(event: PrivateSelection, delta: float) -> float:
+    """The ε of a selection alone."""
+    return min(converted(selection_divergence(event, order), order, delta) for order in ORDERS)
+
 
 _VERSION = importlib.metadata.version("dp-accounting")
 ACCOUNTANT = f"min(PLD with bounded rounding, RDP), under replacement PLD, of dp-accounting {_VERSION}"
@@ -166,7 +259,10 @@ class _Losses:
 
 
 def _rounding(parts: Sequence[_Losses], whole: _Losses, steps: int) -> float:
-    """The error of composing these distributions into ``whole``, where ``steps`` factors are multiplied."""
+    """The error of composing these distributions into ``whole``, where ``steps`` factors are multiplied.
+
+    Guarantee. A δ read from the composed distribution differs from that of exact transforms by at most this.
+    """
     points = max(one.points for one in (*parts, whole))
     transforms = 8 * math.log2(points) * (steps * max(one.norm for one in parts) + whole.norm)
     return 2.0**-53 * math.sqrt(points) * (transforms + 8 * steps * whole.norm)
@@ -225,7 +321,10 @@ def _epsilon(composition: _Composition, delta: float, grid: float) -> float:
 
 
 def epsilon(events: Iterable[Event], delta: float) -> float:
-    """The ε that holds at ``delta`` for everything in ``events`` together; infinite after raw access."""
+    """The ε that holds at ``delta`` for everything in ``events`` together; infinite after raw access.
+
+    Guarantee. It is an upper bound for adaptive composition of events that were fixed before the data was touched.
+    """
     events = tuple(events)
     if _holds_selection(events):
         return _selection_epsilon(events, delta)
@@ -266,6 +365,8 @@ def calibrate(events: Sequence[SubsampledGaussian], budget: Budget) -> tuple[Sub
     """The events with just so much noise that together they cost at most the budget, and at least 99 % of it.
 
     One factor scales every noise that is not fixed, so that the blocks keep the proportions the method gave them.
+
+    Guarantee. The returned events cost at most the budget by ``epsilon``, on the fine grid.
     """
     fixed_cost = epsilon((event for event in events if all(block.fixed for block in event.blocks)), budget.delta)
     if fixed_cost > budget.epsilon:
@@ -307,3 +408,103 @@ def calibrate(events: Sequence[SubsampledGaussian], budget: Budget) -> tuple[Sub
 
     factor = search(_FINE, search(_COARSE, 1.0))  # the fine grid decides
     return tuple(event.scaled(factor) for event in events)
+
+
+FILTER = "the Rényi filter of Feldman and Zrnic (2021), for runs that were chosen after reading earlier releases"
+
+
+def filter_order(epsilon: float, delta: float) -> int:
+    """The order at which the most Gaussian noise-to-signal fits below (ε, δ): Gaussians cost α·s, see ``converted``."""
+    return max(ORDERS, key=lambda order: (epsilon - converted(0.0, order, delta)) / order)
+
+
+def filtered_epsilon(events: Iterable[Event], order: int, delta: float) -> float:
+    """The ε of these events together.
+
+    Guarantee. It is an upper bound however each event was chosen after the answers to the earlier ones.
+    """
+    events = merged(events)
+    if not events:
+        return 0.0
+    kind = relation(events)
+    total = 0.0
+    for event in events:
+        if isinstance(event, RawAccess):
+            return math.inf
+        if isinstance(event, PrivateSelection):
+            if kind is not event.relation:
+                return math.inf
+            total += selection_divergence(event, order)
+            continue
+        total += event.steps * divergence(event, kind, order)
+    return max(0.0, converted(total, order, delta))
+
+
+def check_first_plan(planned: Iterable[Event], order: int, limit: Budget) -> None:
+    """Refuse a run after a first one whose whole plan keeps the limit by the accountant of one run alone.
+
+    Otherwise whoever reads answers of the first run could let it go on or stop it for another one, and each way may
+    reach the limit's δ on its own share of the outcomes.
+    """
+    if (cost := filtered_epsilon(planned, order, limit.delta)) > limit.epsilon:
+        raise BudgetExceeded(
+            f"refused: the plan of this ledger's first run costs ε {cost:.4g} by the filter for several runs, more "
+            f"than the limit of {limit.epsilon:g}, so that no other run may follow it, even if it was stopped early. "
+            "Resume it with its checkpoint"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Calibrated events and what they cost together. A Curator answers what the plan lists and nothing else."""
+
+    budget: AnyBudget
+    events: tuple[SubsampledGaussian, ...]
+
+    @classmethod
+    def calibrated(cls, events: Sequence[SubsampledGaussian], budget: AnyBudget) -> Plan:
+        """With the least noise that keeps the budget. Under NoGuarantee the noise stays as it was given."""
+        if len({event.name for event in events}) != len(events):
+            raise ValueError("each planned event needs a name of its own")
+        if not events and isinstance(budget, Budget):
+            raise BudgetExceeded(
+                "nothing is planned that a Curator could answer: the method needs the raw records, whose cost is "
+                "ε = ∞. It runs only under NoGuarantee(), or --no-guarantee"
+            )
+        return cls(budget, calibrate(events, budget) if isinstance(budget, Budget) else tuple(events))
+
+    def event(self, name: str) -> SubsampledGaussian:
+        for event in self.events:
+            if event.name == name:
+                return event
+        raise LookupError(
+            f"{name!r} is not in the plan, which lists {[event.name for event in self.events]}; "
+            "a method lists every query before its first answer"
+        )
+
+    @property
+    def epsilon(self) -> float:
+        """What the events cost at the budget's δ."""
+        return epsilon(self.events, self.budget.delta) if isinstance(self.budget, Budget) else float("inf")
+
+    def __str__(self) -> str:
+        """What it spends, and a line for each kind of query."""
+        spent = (
+            f"ε {self.epsilon:.4g} at δ {self.budget.delta:g}" if isinstance(self.budget, Budget) else "no guarantee"
+        )
+        rows = [("query", "steps", "sampling rate", "noise multiplier", "blocks")]
+        for event in self.events:
+            blocks = ", ".join(f"{block.name} {block.noise_multiplier:.4g}" for block in event.blocks)
+            numbers = (str(event.steps), f"{event.sampling_rate:g}", f"{event.noise_multiplier:.4g}")
+            rows.append((event.name, *numbers, blocks))
+        return f"{spent}, {relation(self.events)} ({self.budget.unit})\n{aligned(rows)}"
+
+    def to_json(self) -> dict[str, Any]:
+        guaranteed = isinstance(self.budget, Budget)
+        return {
+            "budget": self.budget.to_json(),
+            "epsilon": self.epsilon if guaranteed else None,
+            "relation": relation(self.events),
+            "accountant": ACCOUNTANT,
+            "events": [event.to_json() for event in self.events],
+        }

@@ -15,22 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.privacy.accounting import rough_epsilon
-from sfumato.privacy.batches import Batches
+from sfumato.privacy.accounting import Plan, rough_epsilon
 from sfumato.privacy.budget import Budget
 from sfumato.privacy.distributed import World
 from sfumato.privacy.events import RawAccess, SubsampledGaussian
-from sfumato.privacy.gradients.row_functions import RowPasses
+from sfumato.privacy.gradients.engine import RowPasses
 from sfumato.privacy.interfaces import Checkpoint, Progress, PublicInput, Tape
 from sfumato.privacy.ledger import Ledger, RunRefused
 from sfumato.privacy.mechanism import ClippedSum, Query, add_noise, described
-from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Randomness
-from sfumato.privacy.records import PrivateRecords
-from sfumato.privacy.sampling import Units, check_units
-from sfumato.privacy.state import PrivateState
-from sfumato.privacy.step import Features, Step
-from sfumato.privacy.withheld import on_private_rows
+from sfumato.privacy.records import PrivateRecords, PrivateState
+from sfumato.privacy.sampling import Batches, Units, check_units
+from sfumato.privacy.step import Features, Step, on_private_rows
 
 Item = TypeVar("Item")
 

@@ -10,21 +10,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from concurrent import futures
-from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Result = TypeVar("Result")
-
 _WHOLE = (torch.int64, torch.int32, torch.uint8)
-
-
-_SECONDS = 1.0  # between two exchanges of processes that wait for one
 
 
 class RankLost(RuntimeError):
@@ -41,7 +34,7 @@ class World:
     def __init__(self, rank: int = 0, size: int = 1, *, device: torch.device | None = None, leads: bool = True) -> None:
         self.rank, self.size = rank, size
         self._device = device or torch.device("cpu")
-        self._leads = leads  # the first process of its machine
+        self.leads = leads  # the first process of its machine
 
     @classmethod
     def current(cls) -> World:
@@ -108,33 +101,6 @@ class World:
         if found:
             raise ProcessesDiffer(f"{refusal} (processes {', '.join(map(str, found))} of 0 to {self.size - 1})")
 
-    def in_turn(self, make: Callable[[], Result]) -> Result:
-        """What ``make`` returns, after the first process of this machine has called it: it may fill a cache."""
-        if self.size == 1:
-            return make()
-        first, others = futures.Future[Result](), futures.Future[Result]()
-        self._together(make, first, here=self._leads)
-        self._together(make, others, here=not self._leads)
-        return first.result() if self._leads else others.result()
-
-    def _together(self, make: Callable[[], Result], made: futures.Future[Result], *, here: bool) -> None:
-        """Call ``make`` in the processes where ``here`` says so, and return when all of them are done.
-
-        That may take hours, more than an exchange waits for a process. So there are exchanges all the time, by which
-        a process that has ended is noticed as ever.
-        """
-        if here:
-            # A daemon: it must not keep a process alive that has lost the others.
-            Thread(target=_fulfil, args=(made, make), daemon=True).start()
-        busy = True
-        while busy:
-            if here:
-                futures.wait([made], _SECONDS)
-            done = made.done() or not here
-            if made.done():
-                made.result()  # raises what ``make`` raised
-            busy = bool(self.all_reduce(torch.tensor([int(not done)])).item())
-
     def wait(self) -> None:
         """Return when all processes have come here."""
         self.all_reduce(torch.zeros(1, dtype=torch.int64))
@@ -150,10 +116,3 @@ class World:
             f"{reason}: see what it says, or its machine. Give the command again, a training with --resume and any "
             "number of processes; the ledger holds everything that was charged"
         )
-
-
-def _fulfil(made: futures.Future[Result], make: Callable[[], Result]) -> None:
-    try:
-        made.set_result(make())
-    except BaseException as error:
-        made.set_exception(error)

@@ -68,7 +68,10 @@ class SubsampledGaussian:
 
     @property
     def noise_multiplier(self) -> float:
-        """σ_eff: blocks that share a batch act like one Gaussian with 1/σ_eff² = Σ 1/σ_j²."""
+        """σ_eff: blocks that share a batch act like one Gaussian.
+
+        Guarantee. 1/σ_eff² = Σ 1/σ_j²: a step is no more revealing than one sum with this noise multiplier.
+        """
         return sum((1.0 / block.noise_multiplier) ** 2 for block in self.blocks) ** -0.5
 
     @property
@@ -79,7 +82,7 @@ class SubsampledGaussian:
     def sensitivity(self, relation: Relation) -> float:
         """The largest movement of a block's sum between neighbours, in units of its clip norm.
 
-        Adding or removing moves the sum by one vector of the ball, replacing by the difference of two.
+        Guarantee. Adding or removing moves the sum by one vector of the ball, replacing by the difference of two.
         """
         return 1.0 if relation is Relation.ADD_OR_REMOVE else 2.0
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from sfumato.privacy.budget import Unit
 from sfumato.privacy.events import Charged
 from sfumato.privacy.mechanism import Query
-from sfumato.privacy.state import PrivateState
+from sfumato.privacy.records import PrivateState
 
 
 class Progress(Protocol):

@@ -44,6 +44,8 @@ def with_noise(totals: Sequence[tuple[str, Tensor, float]], noise_multiplier: fl
 
     Divided by their clip norms, the G vectors of one unit have norm at most √G together. Noise of standard deviation
     σ·√G·C_g on group g is therefore noise of σ times the sensitivity of the whole.
+
+    Guarantee. The groups together are one block of this noise multiplier.
     """
     scale = math.sqrt(len(totals)) * noise_multiplier
     return tuple(ClippedSum(name, total, clip_norm, scale * clip_norm) for name, total, clip_norm in totals)
@@ -59,6 +61,8 @@ def add_noise(query: Query, randomness: Randomness) -> Tensor:
 
     Floating-point addition leaves traces of the exact sum in an answer's last bits. On a grid that depends on the
     noise alone, every value that one collection can produce can be produced by its neighbour as well.
+
+    Guarantee. Noise of each sum's standard deviation is drawn once, from the run's key and this query's place.
     """
     sizes = [part.total.numel() for part in query.sums]
     device = query.sums[0].total.device

@@ -17,24 +17,12 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
+from sfumato.privacy.accounting import composed, expected_trials, selection_epsilon
 from sfumato.privacy.budget import Budget, BudgetExceeded
-from sfumato.privacy.events import PrivateSelection, Relation, SubsampledGaussian
-from sfumato.privacy.renyi import ORDERS, converted, divergence
+from sfumato.privacy.events import PrivateSelection, SubsampledGaussian
 
 _REFERENCE_ORDER = 16  # at which candidates are brought to the same divergence
-
-
-def expected_trials(shape: float, gamma: float) -> float:
-    """E[K] of the truncated negative binomial distribution.
-
-    >>> round(expected_trials(1.0, 0.25), 6)
-    4.0
-    """
-    if shape == 0:
-        return (1 / gamma - 1) / math.log(1 / gamma)
-    return shape * (1 - gamma) / (gamma * (1 - gamma**shape))
 
 
 def gamma_for(trials: float, shape: float) -> float:
@@ -58,30 +46,6 @@ def draw_trials(shape: float, gamma: float, uniform: float | None = None) -> int
         probability *= (1 - gamma) * (trials + shape) / (trials + 1)
         trials += 1
     return trials
-
-
-def selection_divergence(event: PrivateSelection, order: int) -> float:
-    """The Rényi divergence of a selection at ``order``, with the best λ'."""
-    trial = _trial_divergences(event.candidates)
-    more, tail = 1 + event.shape, math.log(1 / event.gamma)
-    second = min((1 - 1 / other) * trial[other] + tail / other for other in ORDERS)
-    repeated = math.log(expected_trials(event.shape, event.gamma)) / (order - 1)
-    return trial[order] + more * second + repeated
-
-
-@lru_cache(maxsize=64)
-def _trial_divergences(candidates: tuple[tuple[SubsampledGaussian, ...], ...]) -> dict[int, float]:
-    """The largest divergence of a candidate's composed queries, at every order."""
-    return {order: max(_composed(events, order) for events in candidates) for order in ORDERS}
-
-
-def _composed(events: Sequence[SubsampledGaussian], order: int) -> float:
-    return sum(event.steps * divergence(event, Relation.ADD_OR_REMOVE, order) for event in events)
-
-
-def selection_epsilon(event: PrivateSelection, delta: float) -> float:
-    """The ε of a selection alone."""
-    return min(converted(selection_divergence(event, order), order, delta) for order in ORDERS)
 
 
 @dataclass(frozen=True)
@@ -130,11 +94,11 @@ def _scaling(events: Sequence[SubsampledGaussian], level: float) -> Scaling:
     Noise that the method fixed stays as it is, unless it would take more than half.
     """
     fixed = [event for event in events if all(block.fixed for block in event.blocks)]
-    with_fixed = len(fixed) == len(events) or _composed(fixed, _REFERENCE_ORDER) > level / 2
+    with_fixed = len(fixed) == len(events) or composed(fixed, _REFERENCE_ORDER) > level / 2
     low, high = 1e-4, 1e6
     while high / low > 1.0005:
         middle = math.sqrt(low * high)
-        within = _composed(Scaling(middle, with_fixed).of(events), _REFERENCE_ORDER) <= level
+        within = composed(Scaling(middle, with_fixed).of(events), _REFERENCE_ORDER) <= level
         low, high = (low, middle) if within else (middle, high)
     return Scaling(high, with_fixed)
 

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from sfumato.privacy.accounting import Plan
 from sfumato.privacy.curator import Curator, check_charged
 from sfumato.privacy.distributed import World
 from sfumato.privacy.events import RawAccess, SubsampledGaussian, event_from_json
 from sfumato.privacy.interfaces import Checkpoint, KeptKey, Progress, Result, Started, Tape
 from sfumato.privacy.ledger import Ledger, RunRefused, new_run_id
-from sfumato.privacy.plan import Plan
 from sfumato.privacy.randomness import Randomness
 from sfumato.privacy.records import PrivateRecords
 from sfumato.privacy.step import Step

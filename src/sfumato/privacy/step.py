@@ -1,21 +1,23 @@
-"""One step of an event: its batch, and the queries about it."""
+"""One step of an event: its batch, and the queries about it. Nothing that is raised on private rows is shown."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+from warnings import catch_warnings
 
 import torch
 from torch import Tensor, nn
 
-from sfumato.privacy.clipping import clipped_feature_sum
 from sfumato.privacy.events import SubsampledGaussian
 from sfumato.privacy.gradients import (
     Batch,
     Clip,
     Loss,
+    NoisyGradient,
     Performance,
     UnsupportedModel,
     check,
@@ -23,21 +25,50 @@ from sfumato.privacy.gradients import (
     check_shards,
     groups_of,
 )
-from sfumato.privacy.gradients.engine import GradientSum
-from sfumato.privacy.gradients.fixed_point import FixedPointSum, grid_spacing
-from sfumato.privacy.gradients.group_terms import Coupled, Grouped, Terms
-from sfumato.privacy.gradients.isolation import each_row, each_shard
-from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
-from sfumato.privacy.gradients.task import code_of
+from sfumato.privacy.gradients.engine import GradientSum, code_of
+from sfumato.privacy.gradients.one_row import each_row, each_shard
+from sfumato.privacy.gradients.terms import Coupled, Grouped, Terms
 from sfumato.privacy.mechanism import ClippedSum, Query, with_noise
-from sfumato.privacy.second_moments import clipped_moment_sum, half_vector, moment_spacing, symmetric
-from sfumato.privacy.state import PrivateState
-from sfumato.privacy.withheld import on_private_rows
+from sfumato.privacy.records import PrivateState
+from sfumato.privacy.sums import (
+    FixedPointSum,
+    clipped_feature_sum,
+    clipped_moment_sum,
+    grid_spacing,
+    half_vector,
+    moment_spacing,
+    symmetric,
+)
 
 if TYPE_CHECKING:
     from sfumato.privacy.curator import Curator
 
+
 Result = TypeVar("Result")
+
+
+class PrivateRowsError(RuntimeError):
+    """An exception on private records, without its text."""
+
+
+def on_private_rows(function: Callable[..., Result], *arguments: Any, internal: bool) -> Result:
+    """Call the function. Its warnings, and the text of what it raises, may quote or count records and are withheld."""
+    try:
+        with nullcontext() if internal else catch_warnings(action="ignore"):
+            return function(*arguments)
+    except UnsupportedModel:
+        raise  # our own text, which quotes nothing
+    except Exception as error:
+        if internal:
+            raise
+        name = type(error).__name__
+    # Outside of the handler, so that the exception is not kept as the context of this one.
+    raise PrivateRowsError(
+        f"{name} was raised on private records; its text is withheld because it may describe them. Reproduce it on "
+        "public images, or use internal=True where the output stays with the data"
+    )
+
+
 Features = Callable[..., Tensor]
 """``features(images, labels, random) -> [rows, ...]``: one vector per row, a function of that row alone."""
 
@@ -98,7 +129,7 @@ class Step:
     def noisy_terms(self, block: str, model: nn.Module, terms: Terms, *, draws: int = 1) -> NoisyGradient:
         """The average of loss terms over several records, with noise for the movement that one unit can cause.
 
-        See :class:`~sfumato.privacy.gradients.group_terms.Grouped` and ``Coupled``.
+        See :class:`~sfumato.privacy.gradients.terms.Grouped` and ``Coupled``.
         """
         if self._event.shards is not None:
             raise ValueError(f"{self._event.name!r} queries shards; terms of several records need units")
@@ -237,6 +268,8 @@ class Step:
     def _over_processes(self, block: str, numbers: Tensor) -> Tensor:
         """The sum of these whole numbers over all processes, after the charge.
 
+        Guarantee. Each block is answered once in a step, and the step is charged before any process has the sum.
+
         The first process takes part in the sum when its ledger is on the disk. So no process has the sum, and none can
         add noise to it, before the charge; and every step has the same number of sums, whatever the coins.
         """
@@ -304,7 +337,7 @@ class Step:
         size = self._curator._batches.units_in_a_pass(self._event, most=most)
         if self._event.shards is None:
             ask = (f"passes of {what}",), 1, state
-            self._once(*ask, lambda few: passes.prepare(name, function, few.take(0, size).padded(size), code=code))
+            self._once(*ask, lambda few: passes(name, function, few.take(0, size).padded(size), code=code, dry=True))
         for batch in self._batches(what, 1, state, size, padded=True):
             yield batch, self._on_private_rows(partial(passes, code=code), name, function, batch)
 

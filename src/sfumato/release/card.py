@@ -14,10 +14,9 @@ from typing import Any, Self
 
 from sfumato.files import json_text, parsed_json
 from sfumato.privacy import Budget, Event, Ledger, Plan, SubsampledGaussian
-from sfumato.privacy.accounting import ACCOUNTANT, relation
+from sfumato.privacy.accounting import ACCOUNTANT, FILTER, relation
 from sfumato.privacy.budget import Unit
 from sfumato.privacy.events import event_from_json
-from sfumato.privacy.filter import FILTER
 from sfumato.privacy.randomness import DESCRIPTION
 from sfumato.release.plain_numbers import (
     best_guess,

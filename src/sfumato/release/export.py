@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
@@ -20,20 +17,17 @@ from sfumato.data.formats.folder import check_name
 from sfumato.data.images import PublicImages
 from sfumato.files import new_folder, write_json
 from sfumato.options import ExportFormat
-from sfumato.privacy.distributed import World
 from sfumato.release.card import Card
 from sfumato.release.dicom import write_dicom_files
 from sfumato.release.pages import grid
 from sfumato.release.registry import write_catalogue
-from sfumato.release.release import Release
 from sfumato.release.synthetic import SyntheticImages
 
 DESCRIPTION = 0x010E
 """EXIF's number of an image's description."""
 _SYNTHETIC = "Synthetic image, "
 
-ROWS = 1000
-"""Images of a parquet file that are written together, and drawn together by several processes."""
+_ROWS = 1000  # of a parquet file that are written together
 
 
 def export(
@@ -169,13 +163,7 @@ def _write_npz(folder: Path, synthetic: SyntheticImages) -> None:
 
 
 def _write_parquet(folder: Path, synthetic: SyntheticImages) -> None:
-    images, labels = synthetic
-    parts = ((images[start : start + ROWS], labels[start : start + ROWS]) for start in range(0, len(images), ROWS))
-    write_parquet_file(folder / "images.parquet", synthetic.card, parts)
-
-
-def write_parquet_file(file: Path, card: Card, parts: Iterable[Iterable[np.ndarray]]) -> None:
-    """One parquet file in Hugging Face form, from parts of images and labels that are written one after another."""
+    card = synthetic.card
     features = {"image": {"_type": "Image"}, "label": {"names": list(card.classes), "_type": "ClassLabel"}}
     schema = pa.schema(
         [("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])), ("label", pa.int64())],
@@ -185,13 +173,13 @@ def write_parquet_file(file: Path, card: Card, parts: Iterable[Iterable[np.ndarr
             "sentence": card.sentence,
         },
     )
-    info, exif, written = _text_chunks(card), _exif(card), 0
-    with pq.ParquetWriter(file, schema) as writer:
-        for images, labels in parts:
-            rows = enumerate(images, start=written)
+    info, exif = _text_chunks(card), _exif(card)
+    with pq.ParquetWriter(folder / "images.parquet", schema) as writer:
+        for start in range(0, len(synthetic), _ROWS):
+            rows = enumerate(synthetic.images[start : start + _ROWS], start=start)
             pictures = [{"bytes": _png(image, info, exif), "path": f"{row:06d}.png"} for row, image in rows]
+            labels = synthetic.labels[start : start + _ROWS]
             writer.write_table(pa.table({"image": pictures, "label": labels}, schema=schema))
-            written += len(pictures)
 
 
 _WRITERS: dict[str, Callable[[Path, SyntheticImages], None]] = {
@@ -200,89 +188,3 @@ _WRITERS: dict[str, Callable[[Path, SyntheticImages], None]] = {
     "parquet": _write_parquet,
     "dicom": write_dicom_files,
 }
-
-
-Report = Callable[[str, int, int], None]
-"""What is done, how many of how many."""
-
-
-def export_shards(
-    release: Release,
-    count: int,
-    path: str | Path,
-    world: World,
-    *,
-    labels: np.ndarray | None = None,
-    proportions: bool = False,
-    seed: int | None = None,
-    device: str | torch.device | None = None,
-    allow_no_guarantee: bool = False,
-    progress: Report | None = None,
-) -> Path:
-    """Draw ``count`` images and write them into a new folder, all or nothing; called in every process.
-
-    Process r of n draws every n-th image from number r on, with a generator of its own, and writes them to
-    ``images/train-0000r-of-0000n.parquet``. The folder must be seen by all processes. It gets its name when all files
-    are written. A process holds a thousand images at a time, whatever their number.
-
-    Args:
-        release: The release to draw from.
-        count: The number of images in all files together.
-        path: The folder to write; it must be empty or absent.
-        world: The processes.
-        labels: The class number of each image; balanced over the classes by default.
-        proportions: Draw the labels by the noisy class counts of the card instead.
-        seed: Makes the images repeatable with this number of processes.
-        device: By default the GPU if there is one.
-        allow_no_guarantee: Images whose card says "no guarantee" are written only with this.
-        progress: Receives how many images this process has drawn.
-    """
-    path = Path(path)
-    if count < world.size:
-        raise ValueError(f"{count} images cannot be divided over {world.size} processes; use fewer processes")
-    with ExitStack() as stack:
-
-        def begun() -> str:
-            check_export(release.card, path, allow_no_guarantee=allow_no_guarantee)
-            folder = stack.enter_context(new_folder(path))
-            (folder / "images").mkdir()
-            return str(folder)
-
-        temporary = Path(world.from_first(begun))
-        if not (temporary / "images").is_dir():
-            raise FileNotFoundError(
-                f"process {world.rank} does not see the folder {path} of the first one: processes of several machines "
-                "need an --out on a disk that all of them share"
-            )
-        own = range(world.rank, count, world.size)
-        rounds = range(0, -(-count // world.size), ROWS)  # as many in every process
-
-        def parts() -> Iterator[SyntheticImages]:
-            for start in rounds:
-                part = np.asarray(own[start : start + ROWS], dtype=np.int64)
-                if len(part):
-                    wanted = part % len(release.classes) if labels is None else labels[part]
-                    yield release.sample(
-                        len(part),
-                        labels=None if proportions and labels is None else wanted,
-                        proportions=proportions,
-                        seed=None if seed is None else _own_seed(seed, world.rank, start),
-                        device=device,
-                    )
-                # A process that has ended is noticed here, and a slow one is waited for here and not for hours.
-                world.wait()
-                if progress is not None:
-                    progress("drawing images", min(start + ROWS, len(own)), len(own))
-
-        name = f"train-{world.rank:05d}-of-{world.size:05d}.parquet"
-        write_parquet_file(temporary / "images" / name, release.card, parts())
-        world.wait()
-        if world.first:
-            write_json(temporary / "card.json", release.card.to_json(), private=False)
-    world.wait()
-    return path
-
-
-def _own_seed(seed: int, rank: int, start: int) -> int:
-    """Equal seeds would draw the same images in every process, and in every part."""
-    return int.from_bytes(hashlib.blake2b(f"{seed} {rank} {start}".encode(), digest_size=7).digest(), "little")

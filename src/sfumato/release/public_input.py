@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from sfumato.data.images import Images, PublicImages
-from sfumato.privacy.accounting import epsilon
+from sfumato.privacy.accounting import epsilon, filtered_epsilon
 from sfumato.privacy.events import RawAccess
-from sfumato.privacy.filter import filtered_epsilon
 from sfumato.privacy.interfaces import PublicInput
 from sfumato.release.card import CERTIFIED, Card
 from sfumato.release.export import DESCRIPTION, described_guarantee, is_export

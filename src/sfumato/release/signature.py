@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.files import parsed_json, write_file, write_json
 from sfumato.privacy import Ledger
-from sfumato.privacy.journal import line_hash
+from sfumato.privacy.ledger import line_hash
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

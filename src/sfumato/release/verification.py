@@ -14,9 +14,8 @@ from typing import Any
 
 from sfumato.files import json_text, parsed_json
 from sfumato.privacy import Ledger
-from sfumato.privacy.accounting import ACCOUNTANT, relation
+from sfumato.privacy.accounting import ACCOUNTANT, FILTER, relation
 from sfumato.privacy.events import PrivateSelection
-from sfumato.privacy.filter import FILTER
 from sfumato.release.card import (
     CERTIFIED,
     Card,

@@ -5,16 +5,22 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from sfumato.privacy.distributed import ProcessesDiffer, RankLost, World
+
+Result = TypeVar("Result")
+
+_SECONDS = 1.0  # between two exchanges of processes that wait for one
 
 TIMEOUT = timedelta(minutes=30)
 """How long a process waits for one that is alive and silent. One that has ended is noticed at once."""
@@ -93,3 +99,39 @@ def meet(store: Any, rank: int, size: int, backend: str, *, longest: timedelta =
             f"every process has a GPU of its own but processes {without} of 0 to {size - 1}. Start at most as many "
             "processes on a machine as it has GPUs, or give --device cpu"
         )
+
+
+def in_turn(world: World, make: Callable[[], Result]) -> Result:
+    """What ``make`` returns, after the first process of this machine has called it: it may fill a cache."""
+    if world.size == 1:
+        return make()
+    first, others = futures.Future[Result](), futures.Future[Result]()
+    _together(world, make, first, here=world.leads)
+    _together(world, make, others, here=not world.leads)
+    return first.result() if world.leads else others.result()
+
+
+def _together(world: World, make: Callable[[], Result], made: futures.Future[Result], *, here: bool) -> None:
+    """Call ``make`` in the processes where ``here`` says so, and return when all of them are done.
+
+    That may take hours, more than an exchange waits for a process. So there are exchanges all the time, by which a
+    process that has ended is noticed as ever.
+    """
+    if here:
+        # A daemon: it must not keep a process alive that has lost the others.
+        Thread(target=_fulfil, args=(made, make), daemon=True).start()
+    busy = True
+    while busy:
+        if here:
+            futures.wait([made], _SECONDS)
+        done = made.done() or not here
+        if made.done():
+            made.result()  # raises what ``make`` raised
+        busy = bool(world.all_reduce(torch.tensor([int(not done)])).item())
+
+
+def _fulfil(made: futures.Future[Result], make: Callable[[], Result]) -> None:
+    try:
+        made.set_result(make())
+    except BaseException as error:
+        made.set_exception(error)

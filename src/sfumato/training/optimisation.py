@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.privacy.gradients import groups_of
-from sfumato.privacy.gradients.noisy_gradient import NoisyGradient
+from sfumato.privacy.gradients.batch import NoisyGradient
 
 
 def ema_update(ema: nn.Module, model: nn.Module, *, index: int, decay: float) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from sfumato.privacy import AnyBudget, Block, Ledger, PrivateRecords, Progress, Step, SubsampledGaussian
+from sfumato.privacy.accounting import Plan
 from sfumato.privacy.gradients.batch import Loss
-from sfumato.privacy.plan import Plan
 from sfumato.privacy.session import session
 
 _NAME, _BLOCK = "train", "gradient"

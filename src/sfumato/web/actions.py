@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import secrets
-import shutil
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from fastapi import APIRouter
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 
 from sfumato.options import AS_IT_IS, ReadingOptions
 from sfumato.web import commands, contents
@@ -22,16 +17,15 @@ from sfumato.web.commands import Choices, Form, export_options, persons_of, read
 from sfumato.web.contents import check_choices, check_training, new_limit, plan_facts, plans, review_commands
 from sfumato.web.jobs import ACTIVE, FINAL, Job, Jobs
 from sfumato.web.pages import Forms
-from sfumato.web.security import UPLOAD
-from sfumato.web.workspace import Limits, NotThere, Refused, Workspace, collection_in, receive, unpack
+from sfumato.web.workspace import NotThere, Refused, Workspace
 
 DEVICE = "device"
 JOBS_AT_ONCE = 20
 
 
-def action_routes(workspace: Workspace, jobs: Jobs, limits: Limits) -> APIRouter:
+def action_routes(workspace: Workspace, jobs: Jobs) -> APIRouter:
     """Every address that a form is sent to."""
-    actions = Actions(workspace, jobs, limits)
+    actions = Actions(workspace, jobs)
     router = APIRouter()
     routes: dict[str, Callable[..., Any]] = {
         "/collections": actions.choose,
@@ -43,7 +37,6 @@ def action_routes(workspace: Workspace, jobs: Jobs, limits: Limits) -> APIRouter
         "/runs/{name}/audit": actions.audit,
         "/runs/{name}/report": actions.report,
         "/runs/{name}/export": actions.export,
-        UPLOAD: actions.upload,
     }
     for address, handler in routes.items():
         router.add_api_route(address, handler, methods=["POST"], response_model=None)
@@ -63,8 +56,8 @@ def _to(address: str) -> Response:
 class Actions:
     """Turns forms into jobs."""
 
-    def __init__(self, workspace: Workspace, jobs: Jobs, limits: Limits) -> None:
-        self.workspace, self.jobs, self.limits = workspace, jobs, limits
+    def __init__(self, workspace: Workspace, jobs: Jobs) -> None:
+        self.workspace, self.jobs = workspace, jobs
         self.forms = Forms(workspace, jobs)
         self._starting = threading.Lock()
 
@@ -72,28 +65,6 @@ class Actions:
         """Choose a collection by its path, and inspect it."""
         form = _form(request)
         return _to(f"/jobs/{self._inspect(form.get('path', ''), persons_of(reading_of(form, self.workspace))).id}")
-
-    async def upload(self, request: Request) -> Response:
-        """Take a zip, unpack it below ``uploads`` and inspect it."""
-        uploads = self.workspace.folder / "uploads"
-        archive = uploads / f".{secrets.token_hex(8)}.zip"
-        name = unquote(request.headers.get("x-file-name", ""))[:200]
-        try:
-            await receive(request.stream(), archive, self.limits)
-            job = await run_in_threadpool(self._unpack, archive, name)
-        except Refused as error:
-            return JSONResponse({"error": str(error)}, 400)
-        finally:
-            archive.unlink(missing_ok=True)
-        return JSONResponse({"next": f"/jobs/{job.id}"})
-
-    def _unpack(self, archive: Path, name: str) -> Job:
-        folder = unpack(archive, name, self.workspace.folder / "uploads", self.limits)
-        try:
-            return self._inspect(str(collection_in(folder)))
-        except Refused:
-            shutil.rmtree(folder)
-            raise
 
     def _inspect(self, text: str, reading: ReadingOptions = AS_IT_IS) -> Job:
         self._check_number()

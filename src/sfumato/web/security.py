@@ -23,7 +23,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 FORM_LIMIT = 64 * 1024
 FIELDS = 100
 SESSIONS = 200
-UPLOAD = "/upload"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "frame-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -141,20 +140,16 @@ class Guard:
     async def _refused_post(self, scope: Scope, receive: Receive, headers: Headers, csrf: str) -> Response | None:
         if not self.access.is_own(headers):
             return _plain("This request does not come from the page.", 403)
-        if scope["path"] == UPLOAD:
-            given = headers.get("x-csrf-token", "")
-        else:
-            if headers.get("content-type", "").partition(";")[0] != "application/x-www-form-urlencoded":
-                return _plain("Forms are sent as application/x-www-form-urlencoded.", 415)
-            body = await _body(receive, FORM_LIMIT)
-            if body is None:
-                return _plain("The form is too large.", 413)
-            form = _fields(body)
-            if form is None:
-                return _plain("The form cannot be read.", 400)
-            scope["state"]["form"] = form
-            given = form.get("csrf", "")
-        if not hmac.compare_digest(given.encode(), csrf.encode()):
+        if headers.get("content-type", "").partition(";")[0] != "application/x-www-form-urlencoded":
+            return _plain("Forms are sent as application/x-www-form-urlencoded.", 415)
+        body = await _body(receive, FORM_LIMIT)
+        if body is None:
+            return _plain("The form is too large.", 413)
+        form = _fields(body)
+        if form is None:
+            return _plain("The form cannot be read.", 400)
+        scope["state"]["form"] = form
+        if not hmac.compare_digest(form.get("csrf", "").encode(), csrf.encode()):
             return _plain("This form was not made for this session; load the page again.", 403)
         return None
 

@@ -18,18 +18,18 @@ from sfumato.web.actions import action_routes
 from sfumato.web.jobs import Jobs
 from sfumato.web.pages import INSIDE, page, page_routes
 from sfumato.web.security import Access, Guard
-from sfumato.web.workspace import Limits, NotThere, Refused, Workspace, download_routes
+from sfumato.web.workspace import NotThere, Refused, Workspace, download_routes
 
 HOST = "127.0.0.1"
 
 
-def application(workspace: Workspace, access: Access, *, limits: Limits | None = None) -> ASGIApp:
+def application(workspace: Workspace, access: Access) -> ASGIApp:
     """The application behind its guard."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     jobs = Jobs(workspace)
     app.include_router(page_routes(workspace, jobs))
     app.include_router(download_routes(workspace))
-    app.include_router(action_routes(workspace, jobs, limits or Limits()))
+    app.include_router(action_routes(workspace, jobs))
     app.add_exception_handler(Refused, _shown(400))
     app.add_exception_handler(NotThere, _shown(404))
     app.add_exception_handler(HTTPException, _status)

@@ -6,21 +6,21 @@ import os
 # their last bit. Its reproducible mode does not. Read by MKL at its first call, so it is set on import.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-from sfumato.privacy.gradients.batch import Batch, Loss
-from sfumato.privacy.gradients.engine import GradientSum, clipped_sum
-from sfumato.privacy.gradients.errors import UnsupportedModel
-from sfumato.privacy.gradients.groups import Clip, groups_of
-from sfumato.privacy.gradients.per_class import PerClass
+from sfumato.privacy.gradients.batch import Batch, Clip, Compressed, Loss, NoisyGradient, PerClass, groups_of
+from sfumato.privacy.gradients.engine import GradientSum, check, check_rows, check_shards, clipped_sum
+from sfumato.privacy.gradients.one_row import UnsupportedModel
 from sfumato.privacy.gradients.performance import Performance
-from sfumato.privacy.gradients.probe import check, check_rows, check_shards
-from sfumato.privacy.gradients.sparsify import Compressed
+from sfumato.privacy.gradients.terms import Coupled, Grouped
 
 __all__ = [
     "Batch",
     "Clip",
     "Compressed",
+    "Coupled",
     "GradientSum",
+    "Grouped",
     "Loss",
+    "NoisyGradient",
     "PerClass",
     "Performance",
     "UnsupportedModel",

@@ -1,33 +1,326 @@
-"""Layers whose parameters' gradients are found from inputs and output gradients: linear, convolution, embedding.
+"""One forward and one backward pass for all rows: what every use of a parameter contributes to each unit's gradient.
 
-Normalisations are here because their scale and shift are applied apart, each row with a copy of its own. A transposed
-convolution's weight gradient is that of the convolution it transposes, with input and output gradient in exchanged
-roles; one class serves both.
+During a pass each trainable parameter is replaced by a ``Tracked`` tensor. Every function called with it arrives here.
+A layer rule runs linear layers, convolutions and embeddings on the plain values and keeps (input, output gradient); in
+any other function a parameter is replaced by a copy for each row. A use that went unnoticed all the same would leave a
+path in the autograd graph to the ``Tracked`` leaf or to the parameter itself, and the backward pass looks for that.
+Nothing here decides a bound: ``sums.py`` measures and clips whatever is found.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
+from torch.func import functional_call
 from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
 
-from sfumato.privacy.gradients.contribution import (
+from sfumato.privacy.gradients.batch import Batch, Loss, Part
+from sfumato.privacy.gradients.one_row import UnsupportedModel, UntracedUse, each_row, row_number
+from sfumato.privacy.sums import (
     Contribution,
+    GhostClipping,
+    Lookup,
     PerExample,
-    in_blocks,
+    Reordered,
+    by_entry,
     largest_divisor,
-    rows_to_units,
+    merge,
+    outer_products,
     working,
 )
-from sfumato.privacy.gradients.errors import UntracedUse
-from sfumato.privacy.gradients.ghost import outer_products
-from sfumato.privacy.gradients.per_record import Reordered, weight_gradients
-from sfumato.privacy.gradients.tracing import RULES, Layer, Record, Tracked, autocast_dtype, copied, see
+
+# The loss of every row
+
+
+class _Task(nn.Module):
+    """The loss of every row as a module, so that the parameters inside can be exchanged by name."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, batch: Batch) -> Tensor:
+        return each_row(self.loss, batch, self.model)
+
+
+def losses(model: nn.Module, loss: Loss, batch: Batch, values: Mapping[str, Tensor]) -> Tensor:
+    """The loss of every row, each by itself, with these tensors in place of the model's own."""
+    own = {"model." + name: value for name, value in values.items()}
+    found: Tensor = functional_call(_Task(model, loss), own, (batch,))
+    return found
+
+
+def weighted_loss(rows: Tensor, batch: Batch) -> Tensor:
+    """The sum of the rows' losses, each with its weight; rows of weight 0 have no part in it."""
+    weights = batch.weights.flatten()
+    if rows.shape != weights.shape:
+        raise UnsupportedModel(
+            f"the loss must return one number for each row, a tensor of one dimension, not {rows.dim()} dimensions "
+            "or another length: reduce over pixels, never over the batch"
+        )
+    return torch.where(weights > 0, rows * weights.to(rows.dtype), 0.0).sum()
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Parameter name → parameter, of those that are trained."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def refuse_outside_use(reached: list[str]) -> None:
+    """Refuse a loss that uses parameters other than through the model it is given."""
+    if reached:
+        raise UnsupportedModel(
+            f"the loss reaches parameter {reached[0]!r} by another way than the model it is given (a tensor kept from "
+            "before, or a list of weights inside a recurrent layer), so its gradient for one record cannot be told "
+            "apart; use the parameters as attributes of the model"
+        )
+
+
+# The pass
+
+
+class TracedPass:
+    """The contributions of one part of a batch, and the memory it took."""
+
+    def __init__(self, part: Part, loss: Loss, values: Mapping[str, Tensor] | None = None) -> None:
+        """``values`` stand in for the model's parameters and buffers, as in a compiled function."""
+        record = _record(part, loss, values)
+        with torch.no_grad(), torch.autocast(part.batch.images.device.type, enabled=False):
+            self.contributions: dict[str, Contribution] = {
+                name: merge(uses) for name, uses in record.contributions.items()
+            }
+        # Inputs and output gradients, the largest temporary, and what the contributions hold.
+        held = sum(contribution.bytes_per_unit for contribution in self.contributions.values())
+        self.bytes_per_unit = (2 * record.held + 2 * record.written) / part.batch.units + held
+
+
+def _record(part: Part, loss: Loss, values: Mapping[str, Tensor] | None) -> Record:
+    batch = part.batch
+    record = Record(units=batch.units, device=batch.images.device)
+    parameters = trainable_parameters(part.model)
+    values = parameters if values is None else values
+    tracked = {n: Tracked.of(n, parameter, values[n].detach(), record) for n, parameter in parameters.items()}
+    with torch.enable_grad():
+        total = weighted_loss(_losses(part, loss, {**values, **tracked}), batch)
+        if not total.requires_grad:
+            return record
+        record.counting = True
+        with torch.autocast(batch.images.device.type, enabled=False), torch._C.DisableTorchFunctionSubclass():
+            leaves = [record.anchor, *tracked.values(), *parameters.values()]
+            _, *reached = torch.autograd.grad(total, leaves, allow_unused=True)
+    own, outside = reached[: len(tracked)], reached[len(tracked) :]
+    refuse_outside_use([n for n, gradient in zip(parameters, outside, strict=True) if gradient is not None])
+    for name, gradient in zip(tracked, own, strict=True):
+        if gradient is not None:
+            raise UntracedUse(f"parameter {name!r} is used where tracing does not look")
+    return record
+
+
+def _losses(part: Part, loss: Loss, values: Mapping[str, Tensor]) -> Tensor:
+    try:
+        return losses(part.model, loss, part.batch, values)
+    except (UntracedUse, UnsupportedModel, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, TypeError, AttributeError, NotImplementedError) as error:
+        raise UntracedUse(f"the loss fails under tracing ({type(error).__name__}: {error})") from error
+
+
+# Every use of a parameter
+
+Rule = Callable[["Record", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+RULES: dict[Any, Rule] = {}
+"""torch function → the rule that understands a tracked parameter in it. Filled by ``layers``."""
+
+
+class Record:
+    """One forward and backward pass over the rows of ``units`` units."""
+
+    def __init__(self, *, units: int, device: torch.device) -> None:
+        self.units = units
+        # Everything understood hangs on this leaf, so that autograd visits layers whose input needs no gradient.
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
+        self.contributions: dict[str, list[Contribution]] = {}
+        self.counting = False
+        self.held = self.written = 0
+
+    def add(self, name: str, contribution: Contribution, *, held: int = 0, written: int = 0) -> None:
+        """Note what a use contributes, the bytes that autograd holds for it, and the bytes written to form it."""
+        self.contributions.setdefault(name, []).append(contribution)
+        self.held += held
+        self.written = max(self.written, written)
+
+
+class Tracked(Tensor):
+    """A parameter under observation. ``plain``: its values."""
+
+    called: str
+    plain: Tensor
+    record: Record
+
+    @classmethod
+    def of(cls, name: str, parameter: Tensor, plain: Tensor, record: Record) -> Tracked:
+        with _disable_current_modes():
+            tracked = torch.Tensor._make_subclass(cls, parameter.detach(), True)
+        tracked.called, tracked.plain, tracked.record = name, plain, record
+        return tracked
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        tracked = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tracked))
+        name = getattr(func, "__name__", str(func))
+        if name.endswith("_") and not name.endswith("__"):
+            raise UntracedUse(f"{name} changes parameter {tracked.called!r} in place")
+        if not torch.is_grad_enabled() or name == "detach" or func == _DATA:
+            args, kwargs = tree_map(_plain, (args, kwargs))
+            return func(*args, **kwargs)
+        if func in RULES:
+            return RULES[func](tracked.record, func, args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            if name in _PROPERTIES or func in _GETTERS:
+                return func(*args, **kwargs)
+        args, kwargs = tree_map(copied, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_PROPERTIES = {
+    "dim",
+    "size",
+    "numel",
+    "stride",
+    "is_floating_point",
+    "is_complex",
+    "element_size",
+    "__len__",
+    "ndimension",
+}
+_GETTERS = {
+    getattr(Tensor, name).__get__
+    for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_cuda", "is_sparse")
+}
+
+
+def _plain(value: Any) -> Any:
+    return value.plain if isinstance(value, Tracked) else value
+
+
+def copied(value: Any) -> Any:
+    """A copy of a tracked parameter for each row; row i's gradient of its copy is its gradient of the parameter."""
+    return see(value.record, _Copies(value), row_number())[0] if isinstance(value, Tracked) else value
+
+
+class Layer(ABC):
+    """One use of a layer: how it computes, and what its parameters' gradients are made of. Rows come first."""
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def input_gradient(self, x: Tensor, gradient: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def note(self, record: Record, x: Tensor, gradient: Tensor) -> None:
+        """Hand the record a contribution for each tracked parameter of this use."""
+
+
+class _Copies(Layer):
+    def __init__(self, parameter: Tracked) -> None:
+        self.parameter = parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        plain = self.parameter.plain
+        return plain.expand(len(x), *plain.shape).clone()
+
+    def input_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
+        raise UntracedUse("the number of a row has no gradient")
+
+    def note(self, record: Record, x: Tensor, gradient: Tensor) -> None:
+        record.add(self.parameter.called, rows_to_units(gradient, units=record.units))
+
+
+class _Seen(torch.autograd.Function):
+    """A layer on all rows: what autograd records."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: Layer, record: Record) -> Tensor:
+        ctx.layer, ctx.record = layer, record
+        # Kept by autograd, which notices when somebody changes it in place afterwards.
+        ctx.save_for_backward(x)
+        return layer.forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+        if torch.is_grad_enabled():
+            raise UntracedUse("the loss differentiates the network and keeps the graph")
+        (x,) = ctx.saved_tensors
+        # Detached: the record would otherwise hold the graph that holds the record, and memory would accumulate.
+        x = x.detach()
+        if ctx.record.counting:
+            ctx.layer.note(ctx.record, x, gradient)
+        return (ctx.layer.input_gradient(x, gradient) if ctx.needs_input_grad[0] else None), None, None, None
+
+
+class _SeenByRow(torch.autograd.Function):
+    """The same as the function of one row sees it: its vmap rule is the step from one row to all of them."""
+
+    @staticmethod
+    def forward(x: Tensor, anchor: Tensor, number: Tensor, layer: Layer, record: Record) -> Tensor:
+        raise UntracedUse("a layer is used where the rows are not")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        return
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise UntracedUse("the loss differentiates the network")
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, x: Tensor, anchor: Tensor, number: Tensor, layer: Layer, record: Record
+    ) -> tuple[Tensor, int]:
+        x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        y = _Seen.apply(x.flatten(0, 1), anchor, layer, record)
+        return y.unflatten(0, (info.batch_size, -1)), 0
+
+
+def see(record: Record, layer: Layer, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The layer's output for one row, with a note to be made when the gradient comes back.
+
+    Autocast would run the layer in ``dtype``; its weights are in it already.
+    """
+    if dtype is None:
+        return _SeenByRow.apply(x, record.anchor, row_number(), layer, record)
+    with torch.autocast(x.device.type, enabled=False):
+        return _SeenByRow.apply(x.to(dtype), record.anchor, row_number(), layer, record)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast would turn the operands of a matrix product into; None when it is off."""
+    if not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
+        return None
+    return torch.get_autocast_dtype(x.device.type)
+
+
+def rows_to_units(gradient: Tensor, *, units: int) -> PerExample:
+    """A gradient for each row, ``[rows, ...]``: the rows of a unit are added."""
+    rows = gradient.reshape(units, gradient.shape[0] // units, -1)
+    return PerExample(rows[:, 0] if rows.shape[1] == 1 else rows.sum(1, dtype=working(rows.dtype)))
+
+
+# Layers
 
 Pair = tuple[int, int]
 Arguments = tuple[Any, ...]
@@ -38,6 +331,12 @@ _MANY_POSITIONS = 32
 
 _CACHED = 1 << 20
 """Numbers that a grouped convolution writes at a time."""
+
+_MEMORY_COST = 48.0
+"""Multiplications that take as long as writing, measuring and adding one number of a gradient on a CPU."""
+
+_MOST_ROUNDING = 1e-4
+"""The share of a clip norm that ghost clipping may leave free for rounding."""
 
 
 def _value(tensor: Any, dtype: torch.dtype | None) -> Any:
@@ -91,6 +390,29 @@ def _linear(record: Record, func: Callable[..., Any], args: Arguments, kwargs: K
         return _batched(input, Linear(weight, bias, dtype), record, dtype, 2)
 
     return linear(*args, **kwargs)
+
+
+def prefers_ghost(*, positions: int, inner: int, outer: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether ghost clipping is the faster way to these gradients."""
+    if dtype == torch.float64:
+        return False  # float64 models are checked against the loop, more closely than 22-bit factors allow
+    # What the rounding of both factors takes off the clip norm (``GhostClipping``).
+    if (math.sqrt(inner) + positions * math.sqrt(outer)) / 2.0**23 > _MOST_ROUNDING:
+        return False
+    if device.type == "cuda":
+        return positions == 1
+    weight = float(inner * outer)
+    # Products in float64 count twice.
+    ghost = 2.0 * positions**2 * (inner + outer) + 2.0 * positions * weight
+    return ghost < (positions + _MEMORY_COST) * weight
+
+
+def weight_gradients(a: Tensor, b: Tensor) -> Contribution:
+    """The contribution of a weight ``[outer, inner]`` from ``a`` ``[units, positions, inner]`` and ``b``."""
+    shape = {"positions": a.shape[1], "inner": a.shape[2], "outer": b.shape[2]}
+    if prefers_ghost(**shape, dtype=a.dtype, device=a.device):
+        return GhostClipping(a, b)
+    return PerExample(outer_products(a, b))
 
 
 @dataclass(frozen=True)
@@ -163,7 +485,7 @@ def convolution_weight(x: Tensor, gradient: Tensor, *, layer: Convolution, units
     wide, narrow = (gradient, x) if geometry.transposed else (x, gradient)
     places: Pair = (narrow.shape[2], narrow.shape[3])
     positions = len(x) // units * math.prod(places)
-    if in_blocks(x) and x.dtype == torch.float32 and positions >= _MANY_POSITIONS:
+    if x.device.type == "cpu" and not is_fake(x) and x.dtype == torch.float32 and positions >= _MANY_POSITIONS:
         return PerExample(grouped_gradients(x, gradient, layer=layer, units=units))
     a = patches(wide, kernel=(height, width), places=places, geometry=geometry)
     b = narrow.permute(0, 2, 3, 1).flatten(1, 2)
@@ -240,38 +562,6 @@ def _transposed(record: Record, func: Callable[..., Any], args: Arguments, kwarg
         return _batched(input, Convolution(weight, bias, geometry, dtype), record, dtype, 4)
 
     return convolve(*args, **kwargs)
-
-
-class Lookup(Contribution):
-    """One look-up for each unit: the gradient is that of one entry of the table, and the others are zero."""
-
-    relative = 0.0
-
-    def __init__(self, index: Tensor, gradient: Tensor, *, table: tuple[int, int]) -> None:
-        """``index`` is ``[units]``, ``gradient`` ``[units, width]``."""
-        self.index, self.gradient, self.table = index, gradient, table
-        self.absolute = math.sqrt(table[1]) / 2.0
-        self.bytes_per_unit = 24.0 * table[1]
-
-    def norms(self) -> tuple[Tensor, Tensor]:
-        norm = torch.linalg.vector_norm(self.gradient, dim=1, dtype=torch.float64)
-        return norm, norm
-
-    def gradients(self) -> Tensor:
-        return by_entry(self.index[:, None], self.gradient[:, None], self.table[0])
-
-    def sums(self, factor: Tensor, spacing: float) -> Tensor:
-        scaled = torch.round(self.gradient.double() * (factor / spacing)[:, None])
-        whole = torch.where(factor[:, None] > 0, scaled, 0.0).to(torch.int64)
-        # Whole numbers: the order in which a GPU adds them does not matter.
-        return whole.new_zeros(self.table).index_add(0, self.index, whole).flatten()
-
-
-def by_entry(index: Tensor, gradient: Tensor, entries: int) -> Tensor:
-    """Each unit's gradient of the table, ``[units, entries · width]``: look-ups of the same entry are added."""
-    gradient = gradient.to(working(gradient.dtype))
-    chosen = functional.one_hot(index, entries).to(gradient.dtype)
-    return torch.bmm(chosen.transpose(1, 2), gradient).flatten(1)
 
 
 class _Embedding(Layer):

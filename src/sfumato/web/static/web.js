@@ -94,41 +94,7 @@ function progressOf(part) {
   return label;
 }
 
-// A zip that is dropped or chosen.
-function takeZip(drop) {
-  const chosen = drop.querySelector("#zip");
-  drop.addEventListener("dragover", (event) => {
-    event.preventDefault();
-    drop.classList.add("over");
-  });
-  drop.addEventListener("dragleave", () => drop.classList.remove("over"));
-  drop.addEventListener("drop", (event) => {
-    event.preventDefault();
-    drop.classList.remove("over");
-    if (event.dataTransfer.files.length === 1) send(drop, event.dataTransfer.files[0]);
-  });
-  drop.querySelector("#send").addEventListener("click", () => {
-    if (chosen.files.length === 1) send(drop, chosen.files[0]);
-  });
-}
-
-async function send(drop, file) {
-  const state = drop.querySelector("#upload-state");
-  state.textContent = `Sending ${file.name} …`;
-  const headers = {"X-CSRF-Token": drop.dataset.csrf, "X-File-Name": encodeURIComponent(file.name)};
-  try {
-    const answer = await fetch("/upload", {method: "POST", body: file, headers});
-    const found = await answer.json();
-    if (answer.ok) window.location.assign(found.next);
-    else state.textContent = found.error;
-  } catch (error) {
-    state.textContent = "The file was not accepted: the server cannot be reached, or the file is too large.";
-  }
-}
-
 const form = document.getElementById("choices");
 if (form) followSlider(form);
 const job = document.getElementById("job");
 if (job) followJob(job);
-const drop = document.getElementById("drop");
-if (drop) takeZip(drop);

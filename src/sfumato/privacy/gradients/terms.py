@@ -14,11 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sfumato.privacy.gradients.batch import Batch, Loss
-from sfumato.privacy.gradients.coupled_loss import shifted_sum
-from sfumato.privacy.gradients.engine import clipped_sum
-from sfumato.privacy.gradients.isolation import one_group
-from sfumato.privacy.gradients.probe import check, check_group
+from sfumato.privacy.gradients.batch import Batch, Loss, PerClass
+from sfumato.privacy.gradients.engine import check, check_group, clipped_sum
+from sfumato.privacy.gradients.one_row import UnsupportedModel, one_group
 from sfumato.privacy.randomness import Draws
 
 GroupLoss = Callable[..., Tensor]
@@ -47,8 +45,9 @@ class Terms(ABC):
 class Grouped(Terms):
     """``1/B · Σ_i clip_C1(∇ sample_loss_i) + 1/b · Σ_j clip_C2(∇ group_loss(group j))``, B and b public.
 
-    Each unit draws its group from its own key, so that taking one out moves nobody else: its own vector goes, and one
-    group's vector becomes another of norm at most C2. Hence C1/B + 2·C2/b. Without a sample loss, C1 counts as 0.
+    Each unit draws its group from its own key.
+
+    Guarantee. Removing a unit moves the total by at most C1/B + 2·C2/b; without a sample loss, C1 counts as 0.
     """
 
     sample_loss: Loss | None
@@ -97,9 +96,9 @@ class Grouped(Terms):
 class Coupled(Terms):
     """``1/B · Σ_i clip_C(∇ sample_loss_i + ∇ batch_loss(batch))`` over a batch of at most B units, B public.
 
-    A batch of more than B counts as empty. So: where there are at most B, one vector goes and at most B − 1 others move
-    by up to 2·C, together (2B − 1)·C; where the unit taken out was one too many, the sum of B vectors appears, B·C;
-    where there were more, both are zero. Hence (2B − 1)·C/B.
+    A batch of more than B counts as empty.
+
+    Guarantee. Removing a unit moves the total by at most (2B − 1)·C/B.
     """
 
     sample_loss: Loss
@@ -167,6 +166,27 @@ def _used(model: nn.Module, loss: GroupLoss, batch: Batch) -> tuple[dict[str, Te
     pieces = flat.split([gradient.numel() for gradient in used.values()])
     vector = {name: piece.view_as(used[name]) for name, piece in zip(used, pieces, strict=True)}
     return (vector, norm) if bool(torch.isfinite(norm)) else nothing
+
+
+def shifted_sum(
+    model: nn.Module, loss: Loss, batch: Batch, clip_norm: float, shift: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Parameter name → the sum in float64. ``shift`` is a gradient of the whole batch, the same for every unit.
+
+    Every unit's gradient is formed whole (torch.func): a norm put together from ``|g|² + 2⟨g, s⟩ + |s|²`` would cancel.
+    """
+    if isinstance(model, PerClass):
+        raise UnsupportedModel(
+            "a batch's loss cannot be added to the models of single classes; use one model for all classes"
+        )
+
+    def shifted(model: nn.Module, *row: Tensor) -> Tensor:
+        # A linear function of the parameters, whose gradient is the shift.
+        own = dict(model.named_parameters())
+        common = [(own[name] * value.to(own[name].dtype)).sum() for name, value in shift.items()]
+        return loss(model, *row) + torch.stack(common).sum()
+
+    return clipped_sum(model, shifted, batch, clip_norm)
 
 
 @dataclass(frozen=True)

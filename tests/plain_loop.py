@@ -1,17 +1,13 @@
-"""The definition, one unit at a time: the oracle for every faster way."""
+"""The definition, one unit at a time: the oracle for the gradient engine."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from sfumato.privacy.gradients.batch import Batch, Loss
-from sfumato.privacy.gradients.contribution import Contribution, PerExample
-from sfumato.privacy.gradients.fixed_point import MARGIN
-from sfumato.privacy.gradients.groups import Clip, groups_of
-from sfumato.privacy.gradients.per_class import Part, PerClass
-from sfumato.privacy.gradients.sparsify import Compressed
-from sfumato.privacy.gradients.task import trainable_parameters
+from sfumato.privacy.gradients.batch import Batch, Clip, Compressed, Loss, PerClass, groups_of
+from sfumato.privacy.gradients.layers import trainable_parameters
+from sfumato.privacy.sums import MARGIN
 
 
 def unit_gradient(model: nn.Module, loss: Loss, one: Batch) -> dict[str, Tensor]:
@@ -36,16 +32,6 @@ def _row_loss(model: nn.Module, loss: Loss, one: Batch, row: int) -> Tensor:
     own = model[int(one.labels[row])] if isinstance(model, PerClass) else model
     state = () if one.state is None else (one.state[here],)
     return loss(own, one.images[here], one.labels[here], one.random[here], *state)[0] * weight
-
-
-class PerExampleLoop:
-    """The contributions of one part of a batch, one unit after another; checks the faster ways on a few units."""
-
-    def __init__(self, part: Part, loss: Loss) -> None:
-        found = [unit_gradient(part.model, loss, part.batch.take(i, i + 1)) for i in range(part.batch.units)]
-        self.contributions: dict[str, Contribution] = {
-            name: PerExample(torch.stack([gradient[name].flatten() for gradient in found])) for name in found[0]
-        }
 
 
 def clipped_sum(model: nn.Module, loss: Loss, batch: Batch, clip_norm: Clip) -> dict[str, Tensor]:

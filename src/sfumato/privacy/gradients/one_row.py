@@ -11,21 +11,34 @@ from __future__ import annotations
 import gc
 import random as python_random
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
 from sfumato.privacy.gradients.batch import Batch
-from sfumato.privacy.gradients.errors import UnsupportedModel
-from sfumato.privacy.gradients.python_state import python_state
 from sfumato.privacy.randomness import Draws
+
+
+class UntracedUse(Exception):
+    """Tracing does not understand how a parameter is used; torch.func may."""
+
+
+class UnsupportedModel(ValueError):
+    """No way of finding gradients is sound for this model and loss; the message says why and what to do."""
+
 
 _TEXTS = {Tensor.__repr__, Tensor.__format__}
 _HOOKS = {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook}
@@ -153,7 +166,10 @@ def one_group(loss: Callable[..., Tensor], model: object, images: Tensor, labels
 
 
 def _isolated(function: object, one: Callable[..., Tensor], fields: Sequence[Tensor]) -> Tensor:
-    """``one`` of every slice of the fields, where it can see nothing but its slice and public constants."""
+    """``one`` of every slice of the fields.
+
+    Guarantee. The result of a slice is a function of that slice and public constants: ``one`` sees nothing else.
+    """
     modes: list[OneRow] = []
 
     def guarded(number: Tensor, *values: Tensor) -> Tensor:
@@ -198,3 +214,94 @@ def _unchanged_state(function: object) -> Iterator[None]:
 def _generator_states() -> tuple[object, ...]:
     kind, keys, position, *_ = np.random.get_state()
     return kind, np.asarray(keys).tobytes(), position, python_random.getstate()
+
+
+def refuse_mixing(model: nn.Module) -> None:
+    """Refuse, by name, layers that mix the rows of a batch or draw from torch's global generator."""
+    for name, module in model.named_modules():
+        kind = f"{type(module).__name__} {name!r}"
+        updating = isinstance(module, _InstanceNorm) and module.training and module.track_running_stats
+        if updating or (isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)):
+            raise UnsupportedModel(
+                f"{kind} normalises a record by the other records of its batch, or keeps statistics of them that are "
+                "never noised, so that one record moves every gradient and no clip bounds it; use GroupNorm or "
+                "LayerNorm, track_running_stats=False, or .eval() on a module whose statistics are public"
+            )
+        elif isinstance(module, _DropoutNd) and module.training and module.p > 0:
+            raise UnsupportedModel(
+                f"{kind} draws from torch's global generator, so a record's draws depend on who else is in the batch; "
+                "remove it or draw the mask in the loss with random.uniform(name, ...)"
+            )
+
+
+# Python state
+
+
+_LIMIT = 5000  # values; a loss reaches far fewer
+_LEAVES = (bool, int, float, complex, str, bytes, type(None))
+_GENERATORS = (np.random.Generator, np.random.RandomState, python_random.Random, torch.Generator)
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+
+
+def python_state(function: object) -> dict[str, object]:
+    """What a call could have changed without touching a tensor: counters, lists that grow, filled caches."""
+    found: dict[str, object] = {}
+    seen: set[int] = set()
+    queue: deque[tuple[str, Any]] = deque([("function", function)])
+    while queue and len(found) < _LIMIT:
+        path, value = queue.popleft()
+        if isinstance(value, _LEAVES):
+            found[path] = value
+        elif isinstance(value, _GENERATORS):
+            found[path] = _generator_state(value)
+        elif id(value) not in seen and not isinstance(value, (Tensor, ModuleType, type)):
+            seen.add(id(value))
+            if isinstance(value, (Mapping, *_CONTAINERS)):
+                found[f"{path}: size"] = len(value)
+            if hasattr(value, "cache_info"):
+                found[f"{path}: size"] = value.cache_info().currsize
+            queue.extend((f"{path}.{name}", child) for name, child in _children(value))
+    return found
+
+
+def _generator_state(generator: Any) -> object:
+    """What the next draw depends on."""
+    if isinstance(generator, np.random.Generator):
+        return str(generator.bit_generator.state)
+    if isinstance(generator, python_random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    return str(generator.get_state(legacy=False))
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((repr(key), child) for key, child in value.items() if isinstance(key, _LEAVES))
+    elif isinstance(value, (list, tuple, deque)):
+        yield from ((str(place), child) for place, child in enumerate(value))
+    elif isinstance(value, partial):
+        yield from (("function", value.func), ("arguments", value.args), ("keywords", value.keywords))
+    elif isinstance(value, MethodType):
+        yield from (("self", value.__self__), ("function", value.__func__))
+    elif isinstance(value, FunctionType):
+        yield from _of_function(value)
+    elif hasattr(value, "__wrapped__"):
+        yield "wrapped", value.__wrapped__
+    elif hasattr(value, "__dict__"):
+        yield from vars(value).items()
+        yield "call", getattr(type(value), "__call__", None)  # noqa: B004
+
+
+def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    yield "defaults", function.__defaults__
+    yield "keyword defaults", function.__kwdefaults__
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    if not function.__module__.startswith(("torch", "numpy")):
+        for name in function.__code__.co_names:
+            if name in function.__globals__:
+                yield name, function.__globals__[name]
