@@ -41,6 +41,7 @@ _OTHER_FILES = {
     "table: verified-releases": ("verification-releases",),
     "table: web-load": ("web",),
     "table: web-way": ("web",),
+    "table: the sources": (),
 }
 """Regions of files with a format of their own, written and compared by the scripts beside them."""
 
