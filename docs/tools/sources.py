@@ -43,7 +43,6 @@ _OTHER_FILES = {
     "table: the sources": (),  # counted in them
     "table: web-load": ("web",),
     "table: web-way": ("web",),
-    "table: the sources": (),
 }
 """Regions of files with a format of their own, written and compared by the scripts beside them."""
 
