@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sfumato.durations import duration
 from sfumato.files import json_text, write_json
+from sfumato.texts import duration
 
 console = Console()
 errors = Console(stderr=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sfumato.durations import duration
 from sfumato.methods import METHODS, Method, find
 from sfumato.planning.costs import REFERENCE_VALUES, costs, training_seconds
 from sfumato.planning.expected_use import (
@@ -19,6 +18,7 @@ from sfumato.planning.expected_use import (
     signal_to_noise,
     units_needed,
 )
+from sfumato.texts import duration
 
 if TYPE_CHECKING:
     from sfumato.release.card import Card

@@ -20,7 +20,7 @@ from sfumato.release.card import Card
 from sfumato.release.pages import card_page
 from sfumato.release.signature import SigningKey
 from sfumato.release.synthetic import SyntheticImages
-from sfumato.tables import aligned
+from sfumato.texts import aligned
 
 WEIGHTS = "model.safetensors"
 
