@@ -38,6 +38,7 @@ _OTHER_FILES = {
     "table: recomputed": ("verification-recomputed",),
     "table: reruns": ("reruns",),
     "table: tampering": ("verification-tampering",),
+    "table: the sources": (),
     "table: verified-releases": ("verification-releases",),
     "table: web-load": ("web",),
     "table: web-way": ("web",),

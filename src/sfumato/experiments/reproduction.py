@@ -1,4 +1,4 @@
-"""An entry of a paper on this machine: its layout, what is computed for it, and its results beside the printed numbers."""
+"""An entry of a paper on this machine: its layout, what is computed for it, and its results beside those printed."""
 
 from __future__ import annotations
 
