@@ -178,6 +178,5 @@ class ProgressFile:
             self.write()
 
     def write(self) -> None:
-        """Write the latest reports."""
         write_json(self._path, {"parts": list(self._parts.values()), "epsilon": self._epsilon}, private=True)
         self._written = time.monotonic()

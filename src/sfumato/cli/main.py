@@ -22,8 +22,7 @@ from sfumato.cli.ledger import ledger
 from sfumato.cli.options import expanded
 from sfumato.cli.plan import methods, plan
 from sfumato.cli.release import card, report_command, sample
-from sfumato.cli.train import train
-from sfumato.cli.tune import tune
+from sfumato.cli.train import train, tune
 from sfumato.cli.web import web
 
 app = typer.Typer(

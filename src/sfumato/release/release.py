@@ -93,7 +93,6 @@ class Release:
         return f"Release({self.card.method}, {self.card.variant}, {self.card.guarantee})"
 
     def __str__(self) -> str:
-        """What is guaranteed, and what it draws."""
         card, shape = self.card, "×".join(map(str, self.shape))
         promise = card.guarantee
         if card.certified:
