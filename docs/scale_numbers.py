@@ -2,7 +2,7 @@
 
     python docs/scale_numbers.py
 
-``benchmarks/scale.py`` and ``benchmarks/killed_processes.py`` write the files.
+``benchmarks/scale.py``, ``benchmarks/mixture.py`` and ``benchmarks/killed_processes.py`` write the files.
 """
 
 from __future__ import annotations
@@ -77,6 +77,34 @@ def training() -> str:
     return table(head, rows)
 
 
+def mixture() -> str:
+    """DP-Mixture on more and more images, and in two processes."""
+    found = result("mixture-scale")
+    if found is None:
+        return "`python benchmarks/mixture.py` measures this; there is no result yet.\n"
+    rows = [
+        [
+            f"{one['images']:,}",
+            str(one["processes"]),
+            f"{one['processor_seconds']:.0f} s",
+            f"{one['peak_memory'] / 2**20:.0f} MiB",
+        ]
+        for one in found["trainings"]
+    ]
+    bits = "the same bits" if found["same_bits"] else "OTHER BITS"
+    text = (
+        f"\nThe largest training holds {found['memory']:.2f} times the memory of the smallest, and takes "
+        f"{found['time_per_image']:.2f} times its processor time for an image. The busier of two processes takes "
+        f"1/{found['speed_up_of_two']:.2f} of the time of one; their release has {bits} as that of one.\n"
+    )
+    return (
+        table(
+            ["drawn digits", "processes", "processor time, of the busier one", "peak memory, of the larger one"], rows
+        )
+        + text
+    )
+
+
 def costs() -> str:
     """The constants of the cost model, and what they say for 64 GPUs."""
     found = result("scale")
@@ -113,7 +141,7 @@ a second:
     return table(["", "measured constant"], rows) + text
 
 
-PARTS: dict[str, Callable[[], str]] = {"killed": killed, "training": training, "costs": costs}
+PARTS: dict[str, Callable[[], str]] = {"killed": killed, "training": training, "mixture": mixture, "costs": costs}
 
 
 def rendered(page: str) -> str:

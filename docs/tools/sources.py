@@ -25,6 +25,7 @@ _OTHER_FILES = {
     "expected use: other settings": ("expected-use",),
     "measured: costs": ("scale",),
     "measured: killed": ("killed-ranks",),
+    "measured: mixture": ("mixture-scale",),
     "measured: training": ("scale",),
     "table: accountants": ("verification-accountants",),
     "table: chosen-defects": ("mutants-chosen",),
@@ -39,6 +40,7 @@ _OTHER_FILES = {
     "table: reruns": ("reruns",),
     "table: tampering": ("verification-tampering",),
     "table: verified-releases": ("verification-releases",),
+    "table: the sources": (),  # counted in them
     "table: web-load": ("web",),
     "table: web-way": ("web",),
 }

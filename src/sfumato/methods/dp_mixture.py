@@ -278,11 +278,13 @@ def _fit_centres(
     sizes = divisors(counts)
     allowed = (_CENTRE_NOISE * sizes * spread / deviation).floor().clamp(1, most).long()
     member = torch.arange(most, device=sizes.device) < allowed[:, None]
+    # The only centre of a class has the same members in every round: its rounds are averaged, and shrunk at the end.
+    alone = (allowed == 1)[:, None, None]
     least = max(_LEAST_UNITS, deviation / count)
     prior = 0.5 * scale.square()
 
     def start() -> Tensor:
-        return _CENTRE_START * scale * torch.randn(classes, most, directions, device=sizes.device) * used
+        return _CENTRE_START * scale * torch.randn(classes, most, directions, device=sizes.device) * used * ~alone
 
     mixture.centres.copy_(start() * member[:, :, None])
     mixture.weights.copy_(member / member.sum(1, keepdim=True))
@@ -297,12 +299,15 @@ def _fit_centres(
 
     for step in curator.steps(_CENTRES, keep={"mixture": mixture}):
         total = step.noisy_sum(_CENTRES, members, clip_norm=clip_norm, by_class=True)
+        last = step.index + 1 == rounds
         found = total[:, :, -1] / count
-        noise = (deviation / found.clamp(min=1.0)).square()[:, :, None]
-        centres = total[:, :, :-1] / found.clamp(min=1.0)[:, :, None] * (prior / (prior + noise))
+        part = torch.where(alone, 1.0 / (step.index + 1), 1.0)
+        centres = torch.lerp(mixture.centres, total[:, :, :-1] / found.clamp(min=1.0)[:, :, None], part)
+        noise = part * (deviation / found.clamp(min=1.0)).square()[:, :, None]
+        shrunk = prior / (prior + noise)
+        centres = centres * (shrunk if last else torch.where(alone, 1.0, shrunk))
         kept = (found > least) & member
         again = torch.where(member, 1.0, 0.0)[:, :, None] * start()
-        last = step.index + 1 == rounds
         mixture.centres.copy_(torch.where(kept[:, :, None], centres * used, 0.0 * again if last else again))
         weights = torch.where(kept, found, 0.0 if last else 1.0) * member
         empty = weights.sum(1, keepdim=True) <= 0

@@ -130,7 +130,7 @@ def choose_method(facts: PublicFacts, *, device: str = "cpu", time_limit: float 
     is taken. Where all are hopeless, it is the one that rough use takes the fewest units with.
 
     >>> choose_method(PublicFacts(declared_size=60_000, size=28, classes=10, epsilon=1.0), device="cuda").method
-    'dp2-vae'
+    'dp-mixture'
     """
     chosen = best_of(plan_all(facts), device=device, time_limit=time_limit)
     if chosen.seconds(device) > time_limit:
