@@ -72,6 +72,8 @@ def make_run(page: Page, server: Served) -> None:
     page.get_by_label("limit").fill("4")
     page.get_by_role("button", name="Start the training").press("Enter")
     page.wait_for_url("**/jobs/*")
+    page.get_by_text("ε spent by this run so far").wait_for()
+    page.wait_for_timeout(20_000)  # until the first samples are there
     for kind in SIZES:
         take(page, page.url, "training", kind)
     page.wait_for_url(f"**/runs/{RUN}")

@@ -18,7 +18,7 @@ _HEAD = """# The papers' tables and figures
 
 <!-- gpu -->
 ```sh
-sfumato reproduce list                                    # all {count}: cost here, and whether it runs
+sfumato reproduce list                                    # all {count}: by which algorithm, and whether it runs
 sfumato reproduce dp-lflow table-1 --data DATA            # the paper's size
 sfumato reproduce dp-lflow table-1 --data DATA --scale small    # a check that it runs
 python docs/tools/render.py                               # writes this page from docs/results

@@ -104,8 +104,9 @@ def _said_around(selector: Selector, outside: str, results: dict[str, ResultSet]
         counts = {row.images for row in rows if row.protocol.partition(",")[0] == protocol}
         if len(counts) > 1:
             yield f"one table mixes {counts} synthetic images under {protocol}"
-        if f"`{protocol}`" not in outside:
-            yield f"the page does not name the protocol `{protocol}` of this table"
+        paper = f"{PROTOCOLS[protocol].papers.partition(',')[0]} paper"
+        if f"`{protocol}`" not in outside and paper not in " ".join(outside.split()):
+            yield f"the page names neither the {paper} nor the protocol `{protocol}` of this table"
         for count in counts - {None}:
             if f"{count:,}" not in outside:
                 yield f"the page does not say that this table is of {count:,} images"

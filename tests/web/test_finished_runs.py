@@ -67,6 +67,15 @@ def test_the_ledger_and_the_review_are_found_without_jobs(server: Live) -> None:
     assert jobs_of(server).all()[0].collection == collection(server)
 
 
+def test_real_images_stand_beside_synthetic_ones_inside_alone(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = server.folder / "runs" / "one"
+    assert "Private images, a row" not in server.get("/runs/one/documents/internal.html").text
+    assert run_here(monkeypatch, "report", str(run), "--side-by-side") == 0
+    assert (run / "internal" / "side_by_side" / "real.png").stat().st_mode & 0o077 == 0
+    assert "Private images, a row for each class" in server.get("/runs/one/documents/internal.html").text
+    assert "Private images" not in (run / "public.html").read_text(encoding="utf-8")
+
+
 def test_a_run_whose_facts_are_damaged_spoils_no_other_page(server: Live) -> None:
     (server.folder / "runs" / "one" / "internal" / "run.json").write_text("{")
     assert server.get("/").status == server.get("/runs/one").status == 200

@@ -43,7 +43,7 @@ def test_a_training_that_was_stopped_while_its_pages_were_written_writes_them_ag
     (run / "release").mkdir(parents=True)
     finish(jobs_of(server), job, "stopped", number=2)
     assert "Write the pages again" in server.get(f"/jobs/{job.id}").text
-    assert job_at(server, go_on(server, job)).commands == (tuple(report(run)),)
+    assert job_at(server, go_on(server, job)).commands == (tuple(report(run, side_by_side=True)),)
 
 
 def test_a_training_whose_worker_disappeared_at_its_end_is_not_repeated(server: Live) -> None:

@@ -44,7 +44,7 @@ def test_from_a_folder_to_a_public_page(tmp_path: Path) -> None:
         page.wait_for_url("**/jobs/*")
         assert "sfumato train" in (page.locator("pre").last.text_content() or "")
         page.wait_for_url("**/runs/first")
-        public = page.frame_locator("iframe").first
+        public = page.frame_locator("iframe[title^=Public]")
         assert "ε = 2" in public.locator(".numbers").inner_text()
         assert CLASSES[0] in public.locator(".strip").inner_text()
         assert problems == []

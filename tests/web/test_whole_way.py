@@ -108,10 +108,13 @@ def test_the_whole_way_by_keyboard_from_a_folder_to_an_exported_set(browser: Bro
         check_page(page)
         page.wait_for_url("**/runs/first")
         check_page(page)
+        # Nobody asked for it: after a training real images stand beside synthetic ones.
+        beside = page.frame_locator("iframe[title^=Internal]").locator(".rows img")
+        assert beside.count() == 2 and page.locator(".banner").inner_text().startswith("INSIDE ONLY")
         press(page, "Compare with the real images")
         page.wait_for_url("**/jobs/*")
         page.wait_for_url("**/runs/first")
-        internal = page.frame_locator("iframe").nth(1)
+        internal = page.frame_locator("iframe[title^=Internal]")
         found = internal.locator("body").inner_text()
         assert "Does it repeat private images?" in found and "NOT PRIVATE" in found
         assert internal.locator(".rows .names").inner_text().split() == [str(digit) for digit in range(10)]

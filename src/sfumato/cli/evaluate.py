@@ -129,7 +129,10 @@ def print_result(result: EvaluationResult) -> None:
     from sfumato.report.chart import measurement_table
 
     table = measurement_table(result.measurements)
-    title = f"protocol {result.protocol.name} · FID against {result.protocol.fid_against}"
+    protocol = result.protocol
+    title = (
+        f"classifiers and counts of {protocol.papers} (protocol {protocol.name}) · FID against {protocol.fid_against}"
+    )
     print_table(("metric", *table.columns), [(name, *cells) for name, cells in table.rows], title=title)
     counts = result.counts
     limit = counts.feature_images_at_most

@@ -251,7 +251,7 @@ def list_entries(
     details: Annotated[bool, typer.Option("--details", help="Also print data, methods and remarks.")] = False,
     as_json: Json = False,
 ) -> None:
-    """All entries: what each costs on this machine, and whether it can be run."""
+    """All entries: by which algorithm, with which data, and whether it can be run here."""
     from rich.table import Table
 
     from sfumato.experiments.datasets import DatasetLocator
@@ -263,23 +263,26 @@ def list_entries(
     # Boxes and wrapped cells cost room that a terminal of 80 columns does not have.
     table = Table(box=None, pad_edge=False)
     table.add_column("entry", no_wrap=True, min_width=17)
-    table.add_column("what", no_wrap=not details, overflow="ellipsis", max_width=max(20, console.width - 56))
-    for name in ("runs", "small", "full"):
+    table.add_column("what", no_wrap=not details, overflow="ellipsis", max_width=max(13, console.width - 67))
+    for name in ("paper's", "certified", "quoted", "small"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True, min_width=10)
     for item in items:
         what = item.title
         if details:
             what = "\n".join([what, *item.data, ", ".join(item.methods), *item.remarks])
-        costs = (duration(item.seconds[name]) for name in ("small", "full"))
-        status = item.status.replace("data not available, a substitute is", "substitute").replace(
-            "not available", "none"
-        )
-        table.add_row(f"{item.paper} {item.entry}", what, str(item.trainings), *costs, status)
+        status = item.status.replace("data not available, a substitute is", "substitute")
+        status = status.replace("data not available", "no data").replace("method not available", "no method")
+        counts = (str(item.rows[kind] or "–") for kind in ("paper", "certified", "quoted"))
+        seconds = "–" if item.seconds is None else duration(item.seconds)
+        table.add_row(f"{item.paper} {item.entry}", what, *counts, seconds, status)
     console.print(table)
-    measured = "measured on one core" if all(item.measured for item in items) else "an estimate"
-    say(f"{len(items)} entries. The cost of the small scale is {measured}, that of")
-    say(f"the full scale an estimate for this machine's {items[0].device}.")
+    say(f"{len(items)} entries. Rows by the paper's own algorithm, which has no guarantee or")
+    say("another than it prints; by a certified one; and numbers that are only quoted.")
+    say("The small scale was timed on one core; of the full scale no time is known.")
+    say("The data comes from:")
+    for home in dict.fromkeys(home for item in items for home in item.homes):
+        say(f"  {home}")
 
 
 def _paper_command(key: str, summary: str) -> Callable[..., None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from sfumato.cli.console import console, errors, print_json, say
 from sfumato.cli.options import AllowCustom, Json, ReleasePath
 from sfumato.files import private_folder, write_file
 from sfumato.options import label_set
+
+if TYPE_CHECKING:
+    from sfumato.report.pages import RunFolder
 
 
 def sample(
@@ -62,6 +65,10 @@ def report_command(
     scan_only: Annotated[
         bool, typer.Option("--scan", help="Write nothing: check the release and the public.html that are there.")
     ] = False,
+    side_by_side: Annotated[
+        bool,
+        typer.Option("--side-by-side", help="Show PRIVATE images beside synthetic ones, by class, on internal.html."),
+    ] = False,
     allow_custom: AllowCustom = False,
 ) -> None:
     """Write public.html, which may leave, into each run's folder, and one internal.html, which may not."""
@@ -71,6 +78,9 @@ def report_command(
 
     folders = [RunFolder(path) for path in runs]
     findings = []
+    if side_by_side and not scan_only:
+        for run in folders:
+            _write_side_by_side(run, allow_custom=allow_custom)
     for run in folders:
         run.card()
         page = None if scan_only else public_page(load(run.release, allow_custom=allow_custom))
@@ -91,6 +101,20 @@ def report_command(
     if findings:
         errors.print("The release scan found what may not leave; public.html was not written.", style="red")
         raise typer.Exit(1)
+
+
+def _write_side_by_side(run: RunFolder, *, allow_custom: bool) -> None:
+    """Some of the images that a run was trained on and some of its release, for its internal page."""
+    import numpy as np
+
+    from sfumato.cli.train import read_as_trained
+    from sfumato.evaluation.private_views import IMAGES_OF_A_CLASS, write_side_by_side
+    from sfumato.methods.registry import load
+
+    release = load(run.release, allow_custom=allow_custom)
+    labels = np.repeat(np.arange(len(release.classes)), IMAGES_OF_A_CLASS)
+    real, _ = read_as_trained(run.path, None)
+    write_side_by_side(run.internal / "side_by_side", release.sample(len(labels), labels=labels), real)
 
 
 def card(

@@ -94,7 +94,7 @@ def write_view(
 
 REAL, SYNTHETIC = "real.png", "synthetic.png"
 CLASSES_AT_MOST = 20
-_EACH = 5
+IMAGES_OF_A_CLASS = 5
 
 
 def write_side_by_side(folder: Path, synthetic: Images | SyntheticImages, real: Images) -> None:
@@ -109,13 +109,17 @@ def write_side_by_side(folder: Path, synthetic: Images | SyntheticImages, real: 
         (SYNTHETIC, drawn, synthetic.labels, synthetic.classes),
     ):
         rows = [_some(pixels, labels, classes, wanted) for wanted in synthetic.classes[:CLASSES_AT_MOST]]
-        picture = grid(np.concatenate(rows), columns=_EACH, scale=max(1, 56 // pixels.shape[-1]))
+        picture = grid(np.concatenate(rows), columns=IMAGES_OF_A_CLASS, scale=max(1, 56 // pixels.shape[-1]))
         with new_file(folder / name, private=True) as temporary:
             picture.save(temporary, format="PNG", optimize=True)
 
 
 def _some(pixels: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], wanted: str) -> np.ndarray:
-    places = np.flatnonzero(labels == classes.index(wanted))[:_EACH] if wanted in classes else np.zeros(0, dtype=int)
-    shown = np.full((_EACH, *pixels.shape[1:]), 255, dtype=np.uint8)
+    places = (
+        np.flatnonzero(labels == classes.index(wanted))[:IMAGES_OF_A_CLASS]
+        if wanted in classes
+        else np.zeros(0, dtype=int)
+    )
+    shown = np.full((IMAGES_OF_A_CLASS, *pixels.shape[1:]), 255, dtype=np.uint8)
     shown[: len(places)] = pixels[places]
     return shown

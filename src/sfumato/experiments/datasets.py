@@ -38,6 +38,8 @@ class Dataset:
     split: str = "as published"
     """How training and test images were divided."""
     part_of: str = ""
+    home: str = ""
+    """Where it can be had."""
     substitute: str = ""
     drawn: bool = False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,12 +10,11 @@ from importlib.resources import files
 from typing import Any
 
 from sfumato.evaluation.protocols import protocol_named
-from sfumato.experiments.datasets import Dataset, DatasetLocator, datasets
+from sfumato.experiments.datasets import DatasetLocator, datasets
 from sfumato.experiments.spec import from_table, hint
 from sfumato.methods import METHODS, Method
 from sfumato.methods import find as find_method
-from sfumato.planning.costs import costs, training_seconds
-from sfumato.release.release import chosen_device
+from sfumato.planning.costs import costs
 
 PAPERS = ("dp2-vae", "privae", "dp-lflow", "dpaf", "dppm")
 
@@ -296,11 +294,13 @@ class Item:
     data: list[str]
     methods: list[str]
     trainings: int
-    seconds: dict[str, float]
-    """By scale, trainings and evaluations together."""
-    measured: bool
-    """Whether the seconds of the small scale were measured, on one core."""
-    device: str
+    rows: dict[str, int]
+    """How many of its rows are made by the algorithm of the paper ("paper"), by a certified one ("certified"), and are
+    only quoted ("quoted")."""
+    seconds: float | None
+    """Of the small scale, trainings and evaluations together, as they were measured on one core."""
+    homes: list[str]
+    """Where the data comes from."""
     status: str
     remarks: list[str]
 
@@ -308,29 +308,41 @@ class Item:
         return asdict(self)
 
 
-def catalogue(locator: DatasetLocator, *, device: str | None = None) -> list[Item]:
+def catalogue(locator: DatasetLocator) -> list[Item]:
     """All entries, in the papers' order."""
-    device = str(chosen_device(device))
-    return [_item(paper, entry, locator, device) for paper in papers().values() for entry in paper.entries.values()]
+    return [_item(paper, entry, locator) for paper in papers().values() for entry in paper.entries.values()]
 
 
-def _item(paper: Paper, entry: Entry, locator: DatasetLocator, device: str) -> Item:
+def _item(paper: Paper, entry: Entry, locator: DatasetLocator) -> Item:
     status, remarks = state(entry, locator)
-    scale = Scale.of("full", entry)
     runnable = sum(1 for _, _, setting in entry.rows() if not setting.missing and (setting.method or entry.computation))
+    used = [datasets()[name] for name in entry.datasets]
     return Item(
         paper=paper.key,
         entry=entry.name,
         title=entry.title,
-        data=[datasets()[name].title for name in entry.datasets],
+        data=[one.title for one in used],
         methods=[*entry.methods] or ([entry.computation] if entry.computation else []),
-        trainings=runnable * scale.trainings,
-        seconds={name: cost(paper, entry, Scale.of(name, entry), device, locator) for name in SCALES},
-        measured=device == "cpu" and f"{paper.key} {entry.name}" in costs()["measured"],
-        device=device,
+        trainings=runnable * Scale.of("full", entry).trainings,
+        rows=_kinds(entry),
+        seconds=costs()["measured"].get(f"{paper.key} {entry.name}"),
+        homes=list(dict.fromkeys(one.home for one in used if one.home)),
         status=status,
         remarks=remarks,
     )
+
+
+def _kinds(entry: Entry) -> dict[str, int]:
+    """The rows by how they are made; those that every evaluation measures are left out."""
+    kinds = dict.fromkeys(("paper", "certified", "quoted"), 0)
+    for setting in entry.settings:
+        if setting.missing or not (setting.method or setting.baseline or entry.computation):
+            kinds["quoted"] += 1
+        elif setting.method in METHODS and setting.variant in find_method(setting.method).certified_variants():
+            kinds["certified"] += 1
+        elif not setting.baseline:
+            kinds["paper"] += 1
+    return kinds
 
 
 def state(entry: Entry, locator: DatasetLocator) -> tuple[str, list[str]]:
@@ -354,51 +366,3 @@ def state(entry: Entry, locator: DatasetLocator) -> tuple[str, list[str]]:
     if absent:
         return "data not available", remarks
     return ("data not available, a substitute is" if replaced else "ready"), remarks
-
-
-# Cost
-
-
-def cost(paper: Paper, entry: Entry, scale: Scale, device: str, locator: DatasetLocator) -> float:
-    """Seconds of all trainings and evaluations on this machine.
-
-    The small scale was measured on a CPU. The full scale is an estimate from the measured cost of a record in a step.
-    The dataset is the one that would be read here: a substitute counts with its own size.
-    """
-    known = costs()
-    name = f"{paper.key} {entry.name}"
-    if scale.name == "small" and device == "cpu" and name in known["measured"]:
-        return float(known["measured"][name])
-    workers = (os.cpu_count() or 1) if device == "cpu" else 1
-    if entry.computation:
-        return float(known["computation"][entry.computation] * len(entry.cases) * len(entry.settings)) / workers
-    total, trained = 0.0, set()
-    for case, _, setting in entry.rows():
-        if setting.missing or not setting.method:
-            continue
-        data = _dataset_read(case, locator)
-        method, each = _training_cost(setting, case, scale, data, device)
-        key = (data.name, case.records, repr(method), setting.budget(case.epsilon))
-        evaluation = known["evaluation"][device] * scale.images
-        total += scale.trainings * (evaluation + (0.0 if key in trained else each))
-        trained.add(key)
-    return total / workers
-
-
-def _dataset_read(case: Case, locator: DatasetLocator) -> Dataset:
-    found, asked = locator.find(case.data), datasets()[case.data]
-    return found.dataset if found is not None else datasets().get(asked.substitute, asked)
-
-
-def _training_cost(setting: Setting, case: Case, scale: Scale, data: Dataset, device: str) -> tuple[Method, float]:
-    narrowed = costs()["small"].get(setting.method.removesuffix("-published"), 1.0) if scale.name == "small" else 1.0
-    records = min(number for number in (scale.records_of(case), data.records) if number is not None)
-    method = scale.method(setting, case)
-    seconds = training_seconds(method, records=records, values=_pixels(data.options), device=device)
-    return method, narrowed * seconds
-
-
-def _pixels(options: Mapping[str, Any]) -> int:
-    """Numbers in an image; 28×28 grey where nothing is said."""
-    side = options.get("size")
-    return 3 * side * side if side else 784

@@ -134,7 +134,7 @@ class Actions:
         return self.jobs.start(
             "train",
             f"Training {name}",
-            [*created, commands.train(path, run, ledger, choices, form), commands.report(run)],
+            [*created, commands.train(path, run, ledger, choices, form), commands.report(run, side_by_side=True)],
             locks=(DEVICE, f"ledger-{collection.name}"),
             collection=collection.name,
             run=name,

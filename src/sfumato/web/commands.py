@@ -278,9 +278,9 @@ def output_folder(command: Sequence[str]) -> Path:
     return next(Path(word.removeprefix("--out=")) for word in command if word.startswith("--out="))
 
 
-def report(run: Path) -> list[str]:
+def report(run: Path, *, side_by_side: bool = False) -> list[str]:
     """The public page, which is scanned before it is written, and the internal page."""
-    return ["report", str(run)]
+    return ["report", str(run), *(["--side-by-side"] if side_by_side else [])]
 
 
 def review(data: Path, run: Path, samples: Path, reading: ReadingOptions) -> list[list[str]]:

@@ -270,7 +270,6 @@ class Pages:
         """The progress of a job, with what stops it or lets it go on."""
         found = self.jobs.find(job)
         view = contents.job_view(self.jobs, found)
-        run = self.workspace.named("runs", found.run) if found.run else None
         return page(
             request,
             "job.html.jinja",
@@ -281,7 +280,7 @@ class Pages:
             later=self.jobs.later(found),
             back=address_of_choices(found),
             plan=self.forms.plan_of(found) if found.kind == "train" else None,
-            writes_pages=found.commands[self.jobs.finished_commands(job) :] == (("report", str(run)),),
+            writes_pages=[one[0] for one in found.commands[self.jobs.finished_commands(job) :]] == ["report"],
             about=ABOUT.get(found.kind),
             collection_path=next(iter(found.commands[0][1:]), ""),
         )
@@ -323,6 +322,7 @@ class Pages:
             verdict=None if found.card is None else too_few_counted(found.card),
             related=related,
             has_evaluation=(found.path / "internal" / "evaluation.json").is_file(),
+            has_internal=(found.path / "internal" / "internal.html").is_file(),
             has_public=(found.path / "public.html").is_file(),
             audit=read_json(found.path / "audit.json"),
             review_commands=[commands.line(one) for one in review or ()],
