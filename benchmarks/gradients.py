@@ -41,12 +41,14 @@ import torch
 from torch import Tensor
 
 import gpu
-import plain_loop
 from gradient_contenders import CONTENDERS, Case, Sums, arguments_of, loss, make, norm_of
 from networks import MODELS
 from sfumato.experiments.results import current_commit
 from sfumato.privacy.gradients import Batch, PerClass, clipped_sum
 from sfumato.training.memory import keep_freed_memory
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+import plain_loop
 
 CLOCK: list[Callable[[], float]] = [time.perf_counter]
 SLOW, SLOW_ROUNDS = 0.5, 3

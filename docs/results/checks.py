@@ -141,9 +141,9 @@ def filter_cost() -> str:
     return lines(head, rows)
 
 
-def gradients() -> str:
+def gradients(names: Iterable[str] = STEPS) -> str:
     """Every contender of a benchmark."""
-    measured = [row for name in STEPS for row in load(name)["rows"]]
+    measured = [row for name in names for row in load(name)["rows"]]
     rows = [
         (
             row["case"],
@@ -296,6 +296,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "random-defects": random_defects,
     "filter": filter_cost,
     "gradients": gradients,
+    "contenders": lambda: gradients(["engine-cpu-contenders"]),
     "profiles": profiles,
     "reruns": reruns,
     "web-load": web_load,

@@ -28,6 +28,7 @@ _OTHER_FILES = {
     "measured: mixture": ("mixture-scale",),
     "measured: training": ("scale",),
     "table: accountants": ("verification-accountants",),
+    "table: contenders": ("engine-cpu-contenders",),
     "table: chosen-defects": ("mutants-chosen",),
     "table: exactness": ("engine-exactness-cpu", "engine-exactness-cpu-wide"),
     "table: filter": ("filter",),

@@ -19,7 +19,7 @@ from pathlib import Path
 from finding import ROOT, Finding, line_of
 from source_tree import PRIVACY
 
-MOST_LINES = 6727
+MOST_LINES = 6732
 """The limit on the lines of the trusted base; it is lowered when they are fewer."""
 
 PROOFS = ROOT / "docs" / "explanation" / "proofs.md"

@@ -137,43 +137,36 @@ def test_a_gradient_by_torch_func_does_not_depend_on_its_place_in_a_microbatch()
     assert others_movement(total) <= LAST_ROUNDING
 
 
-def test_a_function_that_depends_on_the_place_is_called_in_smaller_pieces() -> None:
-    def by_place(batch: Batch) -> Tensor:
-        # As from a kernel that rounds its first two rows otherwise than the rest.
-        place = torch.arange(len(batch.images))
-        return batch.images.flatten(1).sum(1, keepdim=True) + torch.where(place < 2, 0.0, 2.0**-12)[:, None]
+def plain_sums(batch: Batch) -> Tensor:
+    return batch.images.flatten(1).sum(1, keepdim=True)
 
+
+def sums_by_place(batch: Batch) -> Tensor:
+    """As from a kernel that rounds its first two rows otherwise than the rest."""
+    place = torch.arange(len(batch.images))
+    return plain_sums(batch) + torch.where(place < 2, 0.0, 2.0**-12)[:, None]
+
+
+def twelve_rows() -> Batch:
     rows = torch.arange(12)
-    batch = Batch(torch.rand(12, 1, 2, 2), rows * 0, Draws((1, 2), rows, rows * 0), torch.ones(12, 1))
-    passes = RowPasses()
+    return Batch(torch.rand(12, 1, 2, 2), rows * 0, Draws((1, 2), rows, rows * 0), torch.ones(12, 1))
+
+
+def test_a_function_that_depends_on_the_place_is_called_in_smaller_pieces() -> None:
+    batch, passes = twelve_rows(), RowPasses()
     with pytest.warns(RowOrderWarning, match="in pieces of 2 units"):
-        passes("features", by_place, batch, dry=True)
+        passes("features", sums_by_place, batch, dry=True)
     # The first two rows of a piece are all of its rows.
-    torch.testing.assert_close(passes("features", by_place, batch), batch.images.flatten(1).sum(1, keepdim=True))
+    torch.testing.assert_close(passes("features", sums_by_place, batch), plain_sums(batch))
 
 
 def test_another_function_under_the_same_name_is_tested_itself() -> None:
     """A method may go on to other features; that the first ones did not depend on the place says nothing of them."""
-    records = PrivateRecords(images(), declared_size=33)
-    event, budget = SubsampledGaussian("sums", (Block("sum", 5.0),), steps=2), Budget(50, 1e-5)
-    ledger, tape = Ledger(None, budget), LastSum()
-    run = ledger.start_run(method="test", variant="", seeded=True)
-    curator = Curator(records, Plan(budget, (event,)), ledger, run=run, randomness=Randomness(3), tape=tape)
-
-    def plain(images: Tensor, labels: Tensor, random: Draws) -> Tensor:
-        return images.flatten(1)[:, :3]
-
-    def by_place(images: Tensor, labels: Tensor, random: Draws) -> Tensor:
-        # Below what the probe tells apart, as the rounding of a kernel is.
-        place = torch.arange(len(images)) < 2
-        return images.flatten(1)[:, :3] * torch.where(place, 1.0, 1.0 + 2.0**-20)[:, None]
-
-    for step, features in zip(curator.steps("sums"), (plain, by_place), strict=False):
-        step.noisy_sum("sum", features, clip_norm=9.0)
-        total = tape.total
-    pixels = torch.from_numpy(images()).double().flatten(1)[:, :3] / 255
-    # In pieces of two units every row is one of the first two.
-    torch.testing.assert_close(total, pixels.sum(0), rtol=2e-7, atol=0.0)
+    batch, passes = twelve_rows(), RowPasses()
+    torch.testing.assert_close(passes("features", plain_sums, batch, code=plain_sums), plain_sums(batch))
+    with pytest.warns(RowOrderWarning, match="in pieces of 2 units"):
+        found = passes("features", sums_by_place, batch, code=sums_by_place)
+    torch.testing.assert_close(found, plain_sums(batch))
 
 
 def test_a_function_never_sees_whether_a_batch_is_empty() -> None:

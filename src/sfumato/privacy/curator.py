@@ -128,6 +128,8 @@ class Curator:
 
         After a crash, steps that were charged but are not in the last checkpoint are lost, and still count. Where no
         step is left, and none was kept, there is nothing to go on with.
+
+        Guarantee. No index of an event is used twice under one key, and no more steps are taken than are paid for.
         """
         event, keep = self.plan.event(name), dict(keep or {})
         paid = self._paid(event)

@@ -107,7 +107,10 @@ class Journal:
         return 0 <= length < len(self.hashes) and self.hashes[length] == digest
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Write an entry to the disk."""
+        """Write an entry to the disk.
+
+        Guarantee. When this returns, the entry and its hash are on the disk, and the file still has its name.
+        """
         line = line_of(entry)
         digest = self._next_hash(entry, line)
         if self.path is not None:
