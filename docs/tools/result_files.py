@@ -72,7 +72,7 @@ def _as_in_experiment(name: str, result: ResultSet) -> None:
 def _row_as_in(table: dict[str, object], row: ResultRow) -> None:
     assert row.epsilon in (*table.get("epsilon", ()), None) and row.data.name in table["data"], row.setting  # type: ignore[misc,operator]
     assert row.unit == table.get("unit", "image"), row.setting
-    assert row.protocol in table.get("protocols", ["sinkhorn"]), row.setting  # type: ignore[operator]
+    assert row.protocol in (table.get("protocols") or ["sinkhorn"]), row.setting  # type: ignore[operator]
     assert row.images == table.get("images", row.images) and row.trainings <= table.get("trainings", 1), row.setting  # type: ignore[operator]
     for key, value in table.get("parameters", {}).items():  # type: ignore[attr-defined]
         assert row.parameters[key] == value, (row.setting, key)
