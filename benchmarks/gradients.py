@@ -43,9 +43,9 @@ from torch import Tensor
 import gpu
 from gradient_contenders import CONTENDERS, Case, Sums, arguments_of, loss, make, norm_of
 from networks import MODELS
+from sfumato.cli.main import keep_freed_memory
 from sfumato.experiments.results import current_commit
 from sfumato.privacy.gradients import Batch, PerClass, clipped_sum
-from sfumato.training.memory import keep_freed_memory
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import plain_loop

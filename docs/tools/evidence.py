@@ -134,7 +134,7 @@ def dependencies(result: ResultSet) -> list[str]:
         if row.protocol in _AUDITS:
             starts.add(_AUDITS[row.protocol])
         elif row.data.split in ("drawn", "none"):
-            starts.add("experiments/computed.py")
+            starts.add("experiments/reproduction.py")
         else:
             starts.add("evaluation/evaluate.py")
         starts |= {file for name, file in _FORMATS.items() if row.data.name.startswith(name)}

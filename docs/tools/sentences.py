@@ -21,7 +21,6 @@ from torch import Tensor
 from finding import ROOT, Finding, failed_claim, line_of
 from regions import REGION, documentation_pages
 from sfumato import DP2VAE, DPPM, GSWGAN, PRIVAE, DPDiffusion, DPLFlow, Method
-from sfumato.durations import duration
 from sfumato.experiments.datasets import datasets
 from sfumato.experiments.results import ResultRow, load_results
 from sfumato.methods import find
@@ -34,6 +33,7 @@ from sfumato.planning.plan import choose_method
 from sfumato.privacy import Block, Budget, SubsampledGaussian
 from sfumato.privacy.accounting import calibrate, epsilon
 from sfumato.privacy.selection import calibrated_selection
+from sfumato.texts import duration
 
 DOCS = ROOT / "docs"
 DELTA = 1e-5

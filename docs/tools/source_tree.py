@@ -15,7 +15,7 @@ SOURCE = ROOT / "src" / "sfumato"
 TESTS = ROOT / "tests"
 # Every package and top-level module, lowest layer first; each may import from its own layer's package and those below.
 LAYERS = (
-    ("files", "durations"),
+    ("files", "texts"),
     ("privacy", "networks"),
     ("data",),
     ("options",),

@@ -1,4 +1,4 @@
-"""The demo tells its story and sorts what may leave from what may not, on drawn digits and on a user's collection."""
+"""The demo tells its story and sorts what may leave from what may not."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from data.samples import pictures, write_folder, write_parquet
-from sfumato.cli.demonstration import best_method, run_demo
-from sfumato.data import PublicImages, read
+from sfumato.cli.demo import run_demo
+from sfumato.data import PublicImages
 from sfumato.methods import DPMERF
-from sfumato.privacy import Budget
 
 
 def _told(out: Path, **options: object) -> str:
@@ -40,25 +38,7 @@ def test_the_story_on_drawn_digits(tmp_path: Path) -> None:
         assert not any("evaluation" in path.name for path in (tmp_path / "out" / place).rglob("*"))
 
 
-def test_a_collection_of_ones_own_keeps_its_size_to_itself(tmp_path: Path) -> None:
-    images, labels = pictures(173)
-    told = _told(tmp_path / "out", data=write_folder(tmp_path / "c", images, labels))
-    assert "173" not in told.replace(str(tmp_path), "") and "3 classes" in told
-    assert set(PublicImages.read(tmp_path / "out" / "synthetic").classes) == {"cat", "dog", "newt"}
-
-
-def test_persons_are_the_unit_when_they_are_named(tmp_path: Path) -> None:
-    place = write_parquet(tmp_path / "c.parquet", *pictures(90))
-    told = _told(tmp_path / "out", data=read(place, person_column="person"))
-    assert "for each person" in told
-    assert json.loads((tmp_path / "out" / "synthetic" / "card.json").read_text())["unit"] == "person"
-
-
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(FileExistsError, match="not empty"):
         _told(tmp_path)
-
-
-def test_the_best_method_keeps_the_budget() -> None:
-    assert best_method().plan(Budget(epsilon=10, delta=1e-5)).epsilon <= 10

@@ -12,8 +12,7 @@ import pytest
 
 from blocks import NOT_RUN, blocks, pages
 from documentation.small_commands import INSTALLING, make_collection, sfumato, smaller
-from sfumato.cli import demonstration
-from sfumato.methods import DPMERF
+from sfumato.cli import demo as demonstration
 
 ROOT = Path(__file__).parents[2]
 WITH_BLOCKS = [page for page in pages() if any(block.language in ("sh", "python") for block in blocks(page))]
@@ -44,7 +43,6 @@ def test_the_blocks_of_a_page_run(page: Path, prepared: Path, tmp_path: Path, mo
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(demonstration, "DIGITS", 400)
-    monkeypatch.setattr(demonstration, "best_method", DPMERF.small)
     shutil.copytree(prepared / "xrays", tmp_path / "xrays")
     shutil.copytree(prepared / "xrays", tmp_path / "DATA")
     if "<!-- needs: run -->" in page.read_text(encoding="utf-8"):

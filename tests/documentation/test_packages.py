@@ -16,12 +16,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LOCK = (ROOT / "requirements.lock").read_text()
 DEMO = """
+from pathlib import Path
 from rich.console import Console
 import sfumato
-from sfumato.cli.demonstration import run_demo
+from sfumato.cli.demo import run_demo
 from sfumato.methods import DPMERF
 assert "fresh" in sfumato.__file__, sfumato.__file__
-run_demo("demo", data="xrays", method=DPMERF.small(), console=Console(quiet=True))
+run_demo(Path("demo"), method=DPMERF.small(), console=Console(quiet=True))
 """
 
 
@@ -32,7 +33,6 @@ def run(*words: str | Path, place: Path) -> None:
 
 @pytest.mark.long
 def test_the_sdist_builds_a_wheel_that_runs_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from documentation.small_commands import make_collection
 
     monkeypatch.delenv("PYTHONPATH", raising=False)
     run(sys.executable, "-m", "hatchling", "build", "-d", tmp_path, "-t", "sdist", place=ROOT)
@@ -62,7 +62,6 @@ def test_the_sdist_builds_a_wheel_that_runs_the_demo(tmp_path: Path, monkeypatch
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    make_collection(tmp_path / "xrays")
     run(tmp_path / "fresh" / "bin" / "python", "-c", DEMO, place=tmp_path)
     assert (tmp_path / "demo" / "release" / "card.json").exists()
     run(tmp_path / "fresh" / "bin" / "python", "-m", "sfumato", "--version", place=tmp_path)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from sfumato.evaluation.latent_codes import hoyer_sparsity, out_of_distribution_auroc
+from sfumato.audit.membership import out_of_distribution_auroc
+from sfumato.experiments.measures import hoyer_sparsity
 
 
 def test_auroc_equals_scikit_learn_with_ties_and_orders_perfect_cases() -> None:

@@ -14,7 +14,6 @@ from paper_page import by_entry, page
 from sfumato.cli.console import console
 from sfumato.cli.experiment import print_result
 from sfumato.cli.main import main
-from sfumato.durations import duration
 from sfumato.experiments.datasets import DatasetLocator
 from sfumato.experiments.entries import Case, Entry, Figure, Setting, Value, find, papers, state
 from sfumato.experiments.reproduction import Compared
@@ -22,6 +21,7 @@ from sfumato.experiments.results import DataUsed, Measured, Provenance, ResultRo
 from sfumato.methods import METHODS
 from sfumato.planning.costs import costs
 from sfumato.report.papers import draw, lines, standalone
+from sfumato.texts import duration
 
 DOCS = Path(__file__).parents[2] / "docs"
 

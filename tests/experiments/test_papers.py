@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sfumato.evaluation.protocols import PROTOCOLS
-from sfumato.experiments.computed import COMPUTATIONS
 from sfumato.experiments.datasets import datasets
 from sfumato.experiments.entries import SCALES, Entry, Scale, papers, small
 from sfumato.experiments.entries import find as find_entry
 from sfumato.experiments.measures import MEASURES, PROTOCOL
+from sfumato.experiments.reproduction import COMPUTATIONS
 from sfumato.experiments.spec import from_table
 from sfumato.methods import METHODS, DPLFlow, find
 from sfumato.privacy import Budget, BudgetExceeded

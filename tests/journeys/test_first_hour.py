@@ -169,6 +169,7 @@ def test_a_data_manager_in_the_browser_by_mouse(clone: Path, tmp_path: Path) -> 
         page.get_by_role("button", name="Start the training").click()
         page.wait_for_url("**/runs/first")
         assert "may leave" in page.locator("main").inner_text()
+        page.frame_locator("iframe[title^=Internal]").get_by_alt_text("Private images, a row for each class").wait_for()
         page.get_by_role("link", name="To the release").click()
         page.get_by_label("number of images").fill("30")
         page.get_by_label("format").select_option("dicom")

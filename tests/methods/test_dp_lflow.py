@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from sfumato.audit.membership import out_of_distribution_auroc
 from sfumato.audit.replay import replay
 from sfumato.data import PrivateImages
-from sfumato.evaluation.latent_codes import out_of_distribution_auroc
 from sfumato.methods.dp_lflow import DPLFlow, LatentFlow
 from sfumato.methods.registry import load
 from sfumato.networks.pixels import sharpen

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sfumato.audit.replay import replay
-from sfumato.evaluation.latent_codes import hoyer_sparsity, log_likelihood, prior_distance
+from sfumato.experiments.measures import hoyer_sparsity, log_likelihood, prior_distance
 from sfumato.methods.parts.divergences import CAUCHY_SCALES, CauchyMMD, ForwardKL, gradient_of
 from sfumato.methods.privae import PRIVAE
 from sfumato.networks.vae import Corners, Posterior, SparseMixture, StandardNormal, VariationalAutoencoder

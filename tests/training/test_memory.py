@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import resource, sys
 import torch
-from sfumato.training.memory import keep_freed_memory
+from sfumato.cli.main import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

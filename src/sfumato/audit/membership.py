@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 
-from sfumato.evaluation.latent_codes import out_of_distribution_auroc
 from sfumato.methods.base import Method
 from sfumato.privacy import AnyBudget, PrivateRecords
 from sfumato.release.release import Release
@@ -64,6 +64,27 @@ class Membership:
             "tpr_at_1_percent_fpr": self.true_positives(0.01),
             "roc": self.curve(),
         }
+
+
+def out_of_distribution_auroc(inside: np.ndarray, outside: np.ndarray) -> float:
+    """Probability that an image of the distribution has a higher log-density than another one; ties count one half.
+
+    ``inside`` and ``outside`` are log-densities, one number per image. Infinite ones are
+    ordered like numbers; NaN cannot be ordered and is refused.
+    """
+    inside, outside = _flat(inside, "inside"), _flat(outside, "outside")
+    ranks = rankdata(np.concatenate([inside, outside]))[: len(inside)]
+    wins = ranks.sum() - len(inside) * (len(inside) + 1) / 2
+    return float(wins / (len(inside) * len(outside)))
+
+
+def _flat(values: np.ndarray, name: str) -> np.ndarray:
+    values = np.asarray(values, dtype=np.float64).reshape(-1)
+    if not len(values):
+        raise ValueError(f"{name} must hold at least one log-density")
+    if np.isnan(values).any():
+        raise ValueError(f"{name} holds NaN, which cannot be ordered; check the density that produced it")
+    return values
 
 
 def nearest_distance(images: np.ndarray, among: np.ndarray) -> np.ndarray:

@@ -115,7 +115,6 @@ class Sweep:
 
     @property
     def total(self) -> Replay:
-        """All replays as one."""
         found = Replay()
         for result in self.kinds.values():
             found.add_all(result)

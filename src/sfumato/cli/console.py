@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sfumato.durations import duration
 from sfumato.files import json_text, write_json
+from sfumato.texts import duration
 
 console = Console()
 errors = Console(stderr=True)
@@ -178,6 +178,5 @@ class ProgressFile:
             self.write()
 
     def write(self) -> None:
-        """Write the latest reports."""
         write_json(self._path, {"parts": list(self._parts.values()), "epsilon": self._epsilon}, private=True)
         self._written = time.monotonic()

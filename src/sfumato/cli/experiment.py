@@ -13,10 +13,10 @@ import typer
 
 from sfumato.cli.console import ProgressBar, console, print_json, print_table, remark, say
 from sfumato.cli.options import Collection, Device, Json, config_text, device_named, setting_pair
-from sfumato.durations import duration
 from sfumato.experiments.results import NOTICE
 from sfumato.files import write_file
 from sfumato.options import ReadingOptions
+from sfumato.texts import duration
 
 if TYPE_CHECKING:
     from rich.table import Table

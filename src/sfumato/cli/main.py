@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import platform
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -20,10 +22,8 @@ from sfumato.cli.ledger import ledger
 from sfumato.cli.options import expanded
 from sfumato.cli.plan import methods, plan
 from sfumato.cli.release import card, report_command, sample
-from sfumato.cli.train import train
-from sfumato.cli.tune import tune
+from sfumato.cli.train import train, tune
 from sfumato.cli.web import web
-from sfumato.training.memory import keep_freed_memory
 
 app = typer.Typer(
     help="Learn from a private image collection and release a synthetic one, with an (ε, δ) that can be checked.",
@@ -135,3 +135,22 @@ def _is_expected(error: Exception) -> bool:
 
     refusals = BudgetExceeded | LedgerBusy | LedgerDamaged | RunRefused | AnswerLost
     return isinstance(error, refusals | RankLost | PrivateRowsError)
+
+
+# Parameters of mallopt(3).
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_NEVER = -1
+_MIB = 1 << 20
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep blocks of up to 32 MiB that it frees; whether the C library could be told to.
+
+    Larger blocks still go back, so that memory stays bounded. It concerns the whole process, so that only programs
+    should call it: the ``sfumato`` command does.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    settings = {_MMAP_THRESHOLD: 32 * _MIB, _TRIM_THRESHOLD: _NEVER, _TOP_PAD: 64 * _MIB}
+    return all(mallopt(parameter, value) == 1 for parameter, value in settings.items())

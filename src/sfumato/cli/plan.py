@@ -10,8 +10,8 @@ import typer
 
 from sfumato.cli.console import ProgressBar, print_json, print_table, remark, say
 from sfumato.cli.options import DeclaredSize, Device, Json, MethodOptions, TimeLimit, device_named
-from sfumato.durations import duration
 from sfumato.options import BudgetOptions
+from sfumato.texts import duration
 
 if TYPE_CHECKING:
     from sfumato.methods import Method

@@ -77,7 +77,6 @@ class ImageTransform:
             return self.convert(image)
 
     def convert(self, image: Image.Image) -> np.ndarray:
-        """A decoded image."""
         turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
         upright = image if turn is None else image.transpose(turn)
         return self._finish(_eight_bits(upright, self.bits))

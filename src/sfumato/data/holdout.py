@@ -49,7 +49,6 @@ class HoldOut:
 
     @classmethod
     def drawn(cls, share: float, *, unit: Unit | None = None) -> HoldOut:
-        """With a fresh key."""
         return cls(share, secrets.token_hex(16), unit)
 
     @classmethod
@@ -82,7 +81,6 @@ class HoldOut:
         return subset(images, kept, pixels=cast(np.ndarray, ChosenRows(images.pixels, kept)))
 
     def _held(self, images: Images) -> np.ndarray:
-        """Which rows are held out."""
         if images.persons is None or self.unit == "image":
             drawn = (self._draw(pixels) for pixels in _one_by_one(images.pixels))
             return np.fromiter((draw < self.share for draw in drawn), dtype=bool, count=len(images.labels))

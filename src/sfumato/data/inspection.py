@@ -155,7 +155,6 @@ class Inspection:
         return "rgb" if "colour" in self.colours else "grey"
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, with counts as objects."""
         return {
             "format": self.format,
             "splits": list(self.splits),

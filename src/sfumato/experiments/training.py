@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,7 +179,7 @@ def _train(training: TrainingSpec, conditions: Conditions, train: Images) -> Non
 
 
 def train_command(training: TrainingSpec, conditions: Conditions) -> str:
-    """For the card: the command of such a run, without the path of the data."""
+    """For the card: the command of such a run, without the data and how they are read."""
     method = training.method
     words = [f"sfumato train DATA --method {method.name} --variant {method.variant}"]
     spent = training.budget(conditions).to_json()["epsilon"]
@@ -187,25 +187,7 @@ def train_command(training: TrainingSpec, conditions: Conditions) -> str:
     words.append(f"--unit {conditions.unit}")
     defaults = type(method)(variant=method.variant).parameters()
     words += [f"--set {key}={value}" for key, value in method.parameters().items() if value != defaults[key]]
-    return " ".join([*words, *_reading_words(conditions.data.options), "--out RUN"])
-
-
-def _reading_words(options: Mapping[str, Any]) -> list[str]:
-    """The options of the reader as the command line spells them; names of files are private and left out."""
-    fixed = {
-        "person_file": "--persons PERSONS.csv",
-        "person_pattern": "--person-pattern PATTERN",
-        "labelled": "--no-labels",
-        "unlabelled": "--missing-labels 'leave out'",
-        "missing_persons": "--missing-persons 'leave out'",
-        "skip_bad": "--skip-bad",
-    }
-    words = []
-    for key, value in options.items():
-        text = ",".join(str(part) for part in value) if isinstance(value, list | tuple) else value
-        if key != "internal":
-            words.append(fixed.get(key, f"--{key.replace('_', '-')} {text}"))
-    return words
+    return " ".join([*words, "--out RUN"])
 
 
 def evaluated(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sfumato.durations import duration
 from sfumato.methods import METHODS, Method, find
 from sfumato.planning.costs import REFERENCE_VALUES, costs, training_seconds
 from sfumato.planning.expected_use import (
@@ -19,6 +18,7 @@ from sfumato.planning.expected_use import (
     signal_to_noise,
     units_needed,
 )
+from sfumato.texts import duration
 
 if TYPE_CHECKING:
     from sfumato.release.card import Card
@@ -127,7 +127,8 @@ def choose_method(facts: PublicFacts, *, device: str = "cpu", time_limit: float 
     """The method with the highest expected accuracy among those that train within ``time_limit`` seconds.
 
     Where none does, the fastest. Two methods count as equal if their shares differ by at most 0.02; then the faster one
-    is taken. Where all are hopeless, it is the one that rough use takes the fewest units with.
+    is taken. Where all are hopeless, it is the fastest of those with which rough use takes at most twice the fewest
+    units.
 
     >>> choose_method(PublicFacts(declared_size=60_000, size=28, classes=10, epsilon=1.0), device="cuda").method
     'dp-mixture'
@@ -138,7 +139,7 @@ def choose_method(facts: PublicFacts, *, device: str = "cpu", time_limit: float 
     where = "a GPU" if device.startswith("cuda") else "one CPU core"
     limited = f"of the methods that train within {duration(time_limit)} on {where}"
     if chosen.expected_use is Use.HOPELESS and chosen.rough_from is not None:
-        reason = f"{limited} rough use needs the fewest {facts.unit}s with it"
+        reason = f"{limited} rough use needs few {facts.unit}s with it"
         return Choice(chosen, f"{chosen.method}: {reason} ({_collection(facts)}: hopeless)")
     reason = f"{limited} it has the highest expected accuracy for {_collection(facts)}"
     return Choice(chosen, f"{chosen.method}: {reason} ({chosen.expected_use})")
@@ -150,7 +151,9 @@ def best_of(plans: Sequence[MethodPlan], *, device: str, time_limit: float = TIM
     within = [row for row in rows if row.seconds(device) <= time_limit]
     best = max((row.share or 0.0 for row in within), default=0.0)
     if within and best < HOPELESS_BELOW:
-        return min(within, key=lambda row: (row.rough_from or math.inf, row.seconds(device)))
+        fewest = min(row.rough_from or math.inf for row in within)
+        within = [row for row in within if (row.rough_from or math.inf) <= 2 * fewest]
+        return min(within, key=lambda row: row.seconds(device))
     return min(
         [row for row in within if (row.share or 0.0) >= best - 0.02] or rows, key=lambda row: row.seconds(device)
     )

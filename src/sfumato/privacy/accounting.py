@@ -40,7 +40,7 @@ from scipy.special import gammaln, logsumexp
 
 from sfumato.privacy.budget import AnyBudget, Budget, BudgetExceeded
 from sfumato.privacy.events import Block, Event, PrivateSelection, RawAccess, Relation, SubsampledGaussian, merged
-from sfumato.tables import aligned
+from sfumato.texts import aligned
 
 ORDERS = range(2, 257)
 

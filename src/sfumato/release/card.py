@@ -185,7 +185,6 @@ class Card:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The card in a folder."""
         return cls.from_json(parsed_json((folder / "card.json").read_text(encoding="utf-8")))
 
     @classmethod

@@ -20,7 +20,7 @@ from sfumato.release.card import Card
 from sfumato.release.pages import card_page
 from sfumato.release.signature import SigningKey
 from sfumato.release.synthetic import SyntheticImages
-from sfumato.tables import aligned
+from sfumato.texts import aligned
 
 WEIGHTS = "model.safetensors"
 
@@ -93,7 +93,6 @@ class Release:
         return f"Release({self.card.method}, {self.card.variant}, {self.card.guarantee})"
 
     def __str__(self) -> str:
-        """What is guaranteed, and what it draws."""
         card, shape = self.card, "×".join(map(str, self.shape))
         promise = card.guarantee
         if card.certified:

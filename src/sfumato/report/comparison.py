@@ -11,7 +11,6 @@ from typing import Any, Unpack
 
 from sfumato.data.holdout import HoldOut, check_test_part, read_train_and_test
 from sfumato.data.images import Options
-from sfumato.durations import duration
 from sfumato.evaluation.protocols import protocol_named
 from sfumato.evaluation.results import REAL, SYNTHETIC
 from sfumato.experiments.layout import REAL_ROW, Evaluated, Layout, Line, gather, in_order, read_json, trials_of
@@ -28,6 +27,7 @@ from sfumato.release.card import rounded_up
 from sfumato.report.chart import Point, Series, curve, figure, mebibytes_text
 from sfumato.report.pages import not_private_page
 from sfumato.report.papers import number, samples_of
+from sfumato.texts import duration
 
 HOLD_OUT = "hold_out.json"
 

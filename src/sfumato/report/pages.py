@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from sfumato.durations import duration
 from sfumato.evaluation import private_views
 from sfumato.evaluation.results import REAL, EvaluationResult, MemorisationSummary
 from sfumato.planning.expected_use import Use
@@ -38,6 +37,7 @@ from sfumato.report.chart import (
     measurement_table,
     mebibytes_text,
 )
+from sfumato.texts import duration
 from sfumato.training.run import Run, release_folder
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -160,7 +160,6 @@ class DivergenceGuard:
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
         return {
             "learning_rate_factor": self.learning_rate_factor,
             "losses": (self._steps, self._first, self._best),

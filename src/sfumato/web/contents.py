@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sfumato.durations import duration
 from sfumato.methods import find
 from sfumato.options import ReadingOptions, words
 from sfumato.planning.expected_use import PublicFacts
@@ -20,6 +19,7 @@ from sfumato.planning.plan import TIME_LIMIT, MethodPlan, best_of, plan_all
 from sfumato.privacy import Budget, BudgetExceeded, Ledger, LedgerDamaged
 from sfumato.release.card import Card, rounded_up
 from sfumato.report.pages import RunFolder
+from sfumato.texts import duration
 from sfumato.training.run import Run
 from sfumato.web import commands
 from sfumato.web.commands import Choices, Form, limit_option, method_options, reading_from_json

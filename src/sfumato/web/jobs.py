@@ -174,7 +174,6 @@ class Jobs:
         return job
 
     def find(self, job: str) -> Job:
-        """The job of this name."""
         return read_job(self.folder(job))
 
     def all(self) -> list[Job]:
@@ -214,7 +213,6 @@ class Jobs:
         return read_json(self.folder(job) / f"output-{number}")
 
     def log(self, job: str, *, lines: int = 20) -> list[str]:
-        """The last lines of the log."""
         path = self.folder(job) / "log"
         if not path.exists():
             return []

@@ -84,7 +84,6 @@ class Forms:
     def collection(
         self, request: Request, name: str, *, fields: Form | None = None, refusal: str | None = None
     ) -> HTMLResponse:
-        """What is in a collection, and the form for a plan."""
         found = contents.collection(self.workspace, self.jobs, name)
         inspection, bound = found.inspection, found.bound
         if inspection is not None and not fields:
@@ -368,9 +367,7 @@ class Pages:
         return HTMLResponse(text, headers={"Content-Security-Policy": DOCUMENT_POLICY})
 
     def styles(self) -> Response:
-        """The style sheet."""
         return PlainTextResponse(style_sheet(), media_type="text/css")
 
     def script(self) -> Response:
-        """The script."""
         return PlainTextResponse((STATIC / "web.js").read_text(encoding="utf-8"), media_type="text/javascript")

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sfumato.durations import duration
 from sfumato.methods.base import Method, Shape
 from sfumato.methods.dp_diffusion import DPDiffusion
+from sfumato.texts import duration
 from sfumato.training.profiling import Work, rehearse
 
 _SHORTENED = ("steps", "iterations", "filter_steps", "classifier_steps")

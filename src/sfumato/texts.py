@@ -1,8 +1,9 @@
-"""Times that a person can read: the one spelling of durations in tables, pages and messages."""
+"""Times and tables as people read them: the one spelling of both."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 
 def duration(seconds: float | None) -> str:
@@ -18,3 +19,16 @@ def duration(seconds: float | None) -> str:
     if seconds < 6000:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.2g} h" if seconds < 172_800 else f"{seconds / 86_400:,.0f} days"
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> str:
+    """The rows in columns as wide as their longest cell.
+
+    >>> print(aligned([("query", "steps"), ("mean", "10")]))
+    query  steps
+    mean   10
+    """
+    lines = [tuple(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = ((cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)
